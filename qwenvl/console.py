@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from qwenvl.failure import harmless
+from qwenvl.types import EVALUATED, EVALUATED_LOSS
 
 
 def show(text: str) -> None:
@@ -78,7 +79,7 @@ def evaluation_lines(step: int, logs: Mapping[str, float]) -> list[str]:
 
 def evaluated(logs: Mapping[str, float]) -> list[str]:
     """The main metrics of the evaluations in a log entry: total rewards, or losses."""
-    ends = ("_total_reward", "_loss")
+    ends = (EVALUATED, EVALUATED_LOSS)
     return [name for name in logs if name.endswith(ends) and name != "train_loss"]  # the Trainer's own
 
 

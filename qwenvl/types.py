@@ -468,6 +468,9 @@ class RolloutBatch:
 
 
 TOTAL = "total"  # beside the names of reward functions
+# The ends of the main metrics of an evaluation, behind its name: the mean reward, and of a warm-up the mean loss.
+EVALUATED = f"_{TOTAL}_reward"
+EVALUATED_LOSS = "_loss"
 
 
 @dataclass

@@ -19,6 +19,7 @@ from qwenvl.config.flags import help_of
 from qwenvl.config.other_names import unknown_flag
 from qwenvl.config.settings import TrainingOptions, WarmupRunOptions, flags_elsewhere
 from qwenvl.rollout.options import DecodingSpeedOptions
+from qwenvl.types import EVALUATED
 
 Some = TypeVar("Some")
 
@@ -72,7 +73,7 @@ class GRPOConfig(TrainingOptions, TrainingArguments):
     """Names of the settings that were given. All others have their default, or what it resolves to on this machine."""
 
     def __post_init__(self) -> None:
-        settle(self, rates=(1e-6, 1e-5), best_metric="eval_total_reward")
+        settle(self, rates=(1e-6, 1e-5), best_metric=f"eval{EVALUATED}")
         problem = gathering_problem(self)
         if problem:
             raise ValueError(problem)

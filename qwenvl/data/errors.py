@@ -96,7 +96,9 @@ def told_to_the_user(
     except errors as error:
         if os.environ.get("QWENVL_TRACEBACK"):
             raise
+        message = str(error)
         # An error of a DataLoader's worker is its traceback in one text, which ends with the message.
-        message = str(error).rpartition(f"{type(error).__name__}: ")[2].rstrip()
+        if message.startswith("Caught "):
+            message = message.rpartition(f"{type(error).__name__}: ")[2].rstrip()
         tell(f"{command}: {message}")
         raise SystemExit(1 if isinstance(error, DATA_ERRORS) else 2) from None

@@ -148,6 +148,8 @@ def _misread(name: str, own_number: int, plain: Sequence[str]) -> str | None:
     as_number = _NUMBERED.fullmatch(name)
     if as_number and not as_number[2] and int(as_number[1]) != own_number:
         return f"step {as_number[1]}"
+    if _NUMBERS.fullmatch(name) and not as_number:  # 1/2
+        return "steps " + " and ".join(re.findall("[0-9]+", name))
     for sign in ";,":
         parts = [_plain(part) for part in name.split(sign)]
         if len(parts) > 1 and set(parts) <= set(plain):
@@ -206,16 +208,24 @@ def check_names(names: Sequence[str], where: str) -> None:
     """Check that an answer with the name of a step can be read again.
 
     Raises:
-        RecordError: a name holds a range such as 2-3 or a semicolon, which have a meaning in timelines.
+        RecordError: a name holds a range such as 2-3 or a semicolon, which have a meaning in timelines, or ends with
+            another one that is like a unit.
     """
-    for number, name in enumerate(names, start=1):
-        # Rewards read answers as ``unified`` writes them, in which the signs of other scripts have that meaning too.
-        as_read = unified(name)
-        spans = timeline_in(written_timeline([TimedStep(0.0, 1.0, number, as_read)]))
+    # Rewards read answers as ``unified`` writes them, in which the signs of other scripts have a meaning too.
+    all_as_read = [unified(name) for name in names]
+    listed = {name: number for number, name in enumerate(all_as_read, start=1)}
+    for number, (name, as_read) in enumerate(zip(names, all_as_read, strict=True), start=1):
+        written = written_timeline([TimedStep(0.0, 1.0, number, as_read)])
+        spans = timeline_in(written)
         if len(spans) != 1 or plain_name(spans[0].name) != plain_name(as_read):
             raise RecordError(
                 f"{where}: step {number}, {name!r}: ranges such as 2-3 and semicolons have a meaning in timelines; "
                 "rename it"
+            )
+        if [span.number for span in timeline_in(written, listed)] != [number]:
+            raise RecordError(
+                f"{where}: step {number}, {name!r}: its end is the name of another step and like a unit of time; "
+                "rename one of them"
             )
 
 

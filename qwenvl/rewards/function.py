@@ -166,10 +166,15 @@ def bound_arguments(
         declared = argument.declared
         if declared is None:
             continue
-        default = getattr(settings, declared.default_of or "", argument.parameter.default)
+        default = argument.parameter.default
+        if declared.default_of is not None:
+            default = getattr(settings, declared.default_of, default)
         chosen = default if given.get(each) is None else given[each]
         if argument.hint is RewardFunction:
-            bound[each] = reward(chosen) if reward else chosen
+            function = reward(chosen) if reward else chosen
+            if reward and function.is_async:
+                raise RewardError(f"reward {name!r}: {each} can't be {function.name}, which is asynchronous")
+            bound[each] = function
             continue
         bound[each] = chosen
         problem = misfit(SimpleNamespace(**{each: chosen}), each, argument.hint) or declared.problem(each, chosen)

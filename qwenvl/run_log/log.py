@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from qwenvl.files import written_whole
-from qwenvl.types import FrameInfo, Turn
+from qwenvl.types import EVALUATED, EVALUATED_LOSS, FrameInfo, Turn
 
 FORMAT = 1  # of ``evaluation.json``
 NUMBERS = "evaluation.json"
@@ -305,11 +305,10 @@ def read_metrics(folder: str | os.PathLike[str], split: str | None = None) -> li
     Raises:
         RunLogError: a line, other than a cut last one, is not an object with a ``step``.
     """
-    # The metric that only lines of this split have.
-    mark = {None: "step", "train": "loss"}.get(split, f"{split}_total_reward")
+    marks = {"loss"} if split == "train" else {f"{split}{EVALUATED}", f"{split}{EVALUATED_LOSS}"}
     rows = []
     for _, _, row in _steps(Path(folder) / "metrics.jsonl"):
-        if mark in row:
+        if split is None or marks & row.keys():
             rows.append({name: _number(value) for name, value in row.items()})
     return rows
 

@@ -11,8 +11,8 @@ from typing import Any, Literal, NamedTuple
 
 from qwenvl.run_log.health import LogEntry, history_of
 from qwenvl.run_log.log import RunLogError, read_config, read_metrics
+from qwenvl.types import EVALUATED
 
-EVALUATED = "_total_reward"  # suffix of the mean reward of an evaluation, after the evaluation's name
 TELL_NOTHING = {"run", "runs", "out", "output", "results"}  # names of folders
 
 

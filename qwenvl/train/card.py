@@ -28,11 +28,11 @@ from qwenvl.option import all_options, parse_row, row_text, was_set
 from qwenvl.rewards import Rubric
 from qwenvl.run_log.log import installed_versions
 from qwenvl.train.running_trainer import RunningTrainer
+from qwenvl.types import EVALUATED
 
 CARD = "README.md"
 METHOD = "GRPO"
 TASK = "video-text-to-text"
-_TOTAL = "_total_reward"
 # Settings that tell of a machine or a person, and not of the training.
 _PRIVATE = {"dataset_catalog", "overwrite_output_dir"}
 _PRIVATE_ARGUMENTS = ("base_url", "cache")
@@ -158,8 +158,8 @@ def evaluations(log: Sequence[Mapping[str, Any]], step: int) -> list[dict[str, A
     by_split: dict[str, dict[int, dict[str, Any]]] = {}  # evaluations by step, by split
     for row in log:
         for key in row:
-            if key.endswith(_TOTAL) and row["step"] <= step:
-                split = key.removesuffix(_TOTAL)
+            if key.endswith(EVALUATED) and row["step"] <= step:
+                split = key.removesuffix(EVALUATED)
                 by_split.setdefault(split, {})[row["step"]] = _evaluation(row, split)
     shown: list[dict[str, Any]] = []
     for by_step in by_split.values():
@@ -172,7 +172,7 @@ def evaluations(log: Sequence[Mapping[str, Any]], step: int) -> list[dict[str, A
 
 def _evaluation(row: Mapping[str, Any], split: str) -> dict[str, Any]:
     """The evaluation of a split in an entry of the log: its total reward first, then the other rewards."""
-    total = f"{split}{_TOTAL}"
+    total = f"{split}{EVALUATED}"
     others = [key for key in row if key.startswith(f"{split}_") and key.endswith("_reward") and key != total]
     keys = [total, *others]
     rewards = {}

@@ -9,7 +9,7 @@ from typing import Any
 
 from qwenvl.data.errors import RecordError
 from qwenvl.run_log.intervals import clustered_interval, clusters_by
-from qwenvl.types import PromptBatch, RewardBatch
+from qwenvl.types import EVALUATED, PromptBatch, RewardBatch
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ def require_metric(wanted: str, evaluation: Any, metrics_of: Callable[[str], lis
     Args:
         wanted: its name, with or without ``eval_`` before it.
         evaluation: the data set that the run evaluates on, or several by name.
-        metrics_of: from a prefix to the metrics of an evaluation, without the ``_ci95`` and ``_n`` beside them.
+        metrics_of: from a prefix to the metrics of an evaluation, without the intervals and numbers beside them.
 
     Raises:
         ValueError: the message has the names of those that there are.
@@ -68,9 +68,9 @@ def require_metric(wanted: str, evaluation: Any, metrics_of: Callable[[str], lis
     else:
         names += metrics_of("eval")
     name = f"eval_{wanted.removeprefix('eval_')}"
-    if name.removesuffix("_ci95").removesuffix("_n") not in names:
+    if name not in names:
         raise ValueError(
-            f"--metric_for_best_model {wanted}: the evaluations of this run have no {name}; expected one of "
+            f"--metric_for_best_model {wanted}: an evaluation of this run is measured by no {name}; expected one of "
             f"{', '.join(names)}"
         )
 
@@ -94,7 +94,7 @@ def evaluation_metrics(prompts: list[ScoredPrompt], prefix: str, needed: str | N
         names |= dict.fromkeys(prompt.rewards)
     if not names:
         what = f"{len(unique)} prompts, and no completion has a reward" if unique else "every record was left out"
-        message = f"{prefix}: {what}, for the reasons given above. There is no {prefix}_total_reward"
+        message = f"{prefix}: {what}, for the reasons given above. There is no {prefix}{EVALUATED}"
         if needed is not None and f"eval_{needed.removeprefix('eval_')}".startswith(f"{prefix}_"):
             raise RecordError(f"{message}, and --metric_for_best_model {needed} needs it: mend the rewards or the data")
         logger.warning(message)

@@ -33,7 +33,7 @@ from qwenvl.train.assemble import build_teacher, distills_alone
 from qwenvl.train.callbacks import entropy_weight
 from qwenvl.train.evaluation import ScoredPrompt, evaluation_metrics, scored_prompts
 from qwenvl.train.policy_trainer import PolicyTrainer
-from qwenvl.types import TOTAL, PromptBatch
+from qwenvl.types import EVALUATED, TOTAL, PromptBatch
 
 RewardFunction = Callable[..., list[float | None]]
 
@@ -81,7 +81,7 @@ class GRPOTrainer(PolicyTrainer):
         >>> trainer.train()
     """
 
-    eval_metric = "eval_total_reward"
+    eval_metric = f"eval{EVALUATED}"
 
     def __init__(
         self,

@@ -32,6 +32,7 @@ from qwenvl.types import PromptBatch, Record
 from qwenvl.use.options import OWNER, UseRequest
 
 CHECKED = 5  # records
+_USUAL_TYPES = {"video": "video/mp4", "image": "image/png"}
 
 
 @dataclass(frozen=True)
@@ -333,12 +334,14 @@ def messages_of(record: Record) -> list[dict[str, Any]]:
         for part in turn["content"]:
             kind = part["type"]
             if kind in paths:
-                part = {"type": f"{kind}_url", f"{kind}_url": {"url": _data_url(next(paths[kind]))}}
+                part = {"type": f"{kind}_url", f"{kind}_url": {"url": _data_url(next(paths[kind]), kind)}}
             parts.append(part)
         messages.append({**turn, "content": parts})
     return messages
 
 
-def _data_url(path: str) -> str:
+def _data_url(path: str, kind: str) -> str:
+    """A file as a data URL. Media that were bytes in a row are files without an ending."""
     data = base64.b64encode(Path(path).read_bytes()).decode()
-    return f"data:{mimetypes.guess_type(path)[0]};base64,{data}"
+    media_type = mimetypes.guess_type(path)[0] or _USUAL_TYPES[kind]
+    return f"data:{media_type};base64,{data}"

@@ -23,6 +23,12 @@ def test_an_error_of_a_worker_is_told_by_its_message(capsys):
     assert capsys.readouterr().err == "qwenvl do: a.mp4: bad\n"
 
 
+def test_a_message_that_quotes_an_error_is_told_whole(capsys):
+    with pytest.raises(SystemExit), told_to_the_user("qwenvl do"):
+        raise ValueError("a.py: the solution 'ValueError: bad' is wrong")
+    assert capsys.readouterr().err == "qwenvl do: a.py: the solution 'ValueError: bad' is wrong\n"
+
+
 def test_values_are_shown_by_their_json_type():
     assert [kind_of(value) for value in (None, True, 1.5, "a", [1])] == [
         "nothing",

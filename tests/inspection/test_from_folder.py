@@ -317,6 +317,7 @@ def test_an_answer_that_names_no_step_is_refused(written, message):
         (("turn, hold", "turn", "hold"), "step 1, 'turn, hold': answers that name it would mean steps 2 and 3; rename"),
         (("take", "lid", "Take;  lid"), "step 3, 'Take; lid': answers that name it would mean steps 1 and 2; rename"),
         (("take", "1"), "step 2, '1': answers that name it would mean step 1; rename it"),
+        (("full", "1/2", "empty"), "step 2, '1/2': answers that name it would mean steps 1 and 2; rename it"),
         *(((f"螺丝{number}", "取盖"), r"\(number\) and < have a meaning") for number in ("(1)", "①", "（１）")),
     ],
 )

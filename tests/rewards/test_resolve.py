@@ -249,6 +249,10 @@ def test_a_column_never_replaces_a_declared_argument():
         ("temporal_iou(boundary=1)", "reward 'temporal_iou': boundary must be True or False, got 1"),
         ("numeric(tolerance=1e999)", "reward 'numeric': tolerance must be a finite number, got inf"),
         ("cosine(correctness_func='acuracy')", "no reward function is named 'acuracy': did you mean accuracy"),
+        (
+            "cosine(correctness_func=\"judge(base_url='http://localhost:1', model='m')\")",
+            "reward 'cosine': correctness_func can't be judge, which is asynchronous",
+        ),
         *(
             (f"cosine({wrong})", "expected name")
             for wrong in ("9", "max_len=9, max_len=9", "**{}", "max_len=f()", "a b")

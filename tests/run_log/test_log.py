@@ -45,6 +45,8 @@ def test_lines_of_training_and_of_evaluations_are_told_apart(tmp_path):
     assert [row["eval_total_reward"] for row in read_metrics(tmp_path, split="eval")] == [0.5, 0.75]
     assert read_metrics(tmp_path, split="blank") == []
     assert len(read_metrics(tmp_path)) == 4
+    log.log_metrics(2, {"eval_loss": 0.25, "eval_loss_n": 6})  # of a warm-up
+    assert read_metrics(tmp_path, split="eval")[2:] == [{"step": 2, "eval_loss": 0.25, "eval_loss_n": 6}]
 
 
 def test_rollouts_are_read_back_by_split_and_step(tmp_path):

@@ -20,11 +20,13 @@ from qwenvl.commands.serve import serve_request
 from qwenvl.data.prompt_settings import PromptSettings
 from qwenvl.data.records.answer_kinds import CHOICE, WORDS
 from qwenvl.data.records.framing import Framing
+from qwenvl.data.records.parse import ReadOptions, Row, parse_row
 from qwenvl.demo.clips import encode
 from qwenvl.evaluate.settings import try_request
 from qwenvl.rollout.servers import ServerRefusedError
 from qwenvl.use.answers import MOST_UNSENT, _Choice
 from qwenvl.use.chat_request import ApiError, Patience, parse_body
+from qwenvl.use.check_server import messages_of
 from qwenvl.use.serve import ChatServer, _patiently
 from tests.use.running import FLAGS, QUESTION, data_url, image, raw, video
 
@@ -348,6 +350,15 @@ def records(made_media):
     ]
     (made_media / "records.json").write_text(json.dumps(rows))
     return made_media / "records.json"
+
+
+def test_media_that_were_bytes_in_a_row_have_the_usual_type_of_their_kind(made_media):
+    image = (made_media / "media/part.png").read_bytes()
+    row = {"prompt": "<image>\n<video>\nWhich?", "image": {"bytes": image}, "video": "media/one.mp4", "solution": "x"}
+    record = parse_row(Row("rows[0]", "0", row), made_media, ReadOptions())
+    parts = messages_of(record)[0]["content"]
+    urls = [part[part["type"]]["url"] for part in parts if part["type"] != "text"]
+    assert [url.partition(",")[0] for url in urls] == ["data:image/png;base64", "data:video/mp4;base64"]
 
 
 def checked(made_media, records, url, capsys) -> list[str]:

@@ -23,7 +23,6 @@ from typing import Any, Literal
 from qwenvl.data.errors import RecordError, kind_of
 from qwenvl.data.records.choices import OPTION_KEYS, list_in
 from qwenvl.data.records.frame_settings import (
-    ROW_KEYS,
     ClipSettings,
     Settings,
     keys_read,
@@ -67,12 +66,8 @@ CONTROL_TOKENS = (
 # The roles by the names of the speakers, in the words of all trainers.
 _ROLES: dict[str, Role] = {"system": "system", "human": "user", "user": "user", "gpt": "assistant"}
 _ROLES |= {"assistant": "assistant", "bot": "assistant", "model": "assistant"}
-# Columns that may hold lists or objects; in files without types these are written as JSON.
-_NESTED_COLUMNS = {"conversations", "messages", "image", "images", "video", "videos", "meta", "reward_model"}
-_NESTED_COLUMNS |= {"options", "choices", "candidates", "timeline"}
 # The beginning of turns that a cell holds as text, as JSON or as Python prints them: [{"role": "user", ...
 _WRITTEN_TURNS = re.compile(r"[\"\s]*\[\s*\{\s*\\?[\"'](?:role|from|content|value)\\?[\"']\s*:")
-_NUMBER_COLUMNS = ROW_KEYS - {"frame_cnts", "frame_times", "dynamic_sample"}
 
 
 @dataclass
@@ -278,32 +273,6 @@ def _add_media(draft: Draft, row: dict[str, Any], read: set[str], where: str) ->
         draft.notes += beside.notes
     elif beside.videos or beside.images:
         raise RecordError(f"{where}: media are given in the parts of the messages and beside them; expected one")
-
-
-def with_types(row: dict[str, Any]) -> dict[str, Any]:
-    """A row whose values are all text, with numbers, lists and objects decoded in the columns that may hold them.
-
-    Example:
-        >>> with_types({"video": '["a.mp4", "b.mp4"]', "video_start": "1.5", "solution": "2"})
-        {'video': ['a.mp4', 'b.mp4'], 'video_start': 1.5, 'solution': '2'}
-    """
-    return {name: _cell(name, text) for name, text in row.items()}
-
-
-def _cell(name: str, text: str) -> Any:
-    """The value of a cell: decoded where its column may hold numbers, lists or objects, else the text."""
-    kinds: tuple[type, ...]
-    if name in _NUMBER_COLUMNS:
-        kinds = (int, float)
-    elif name in _NESTED_COLUMNS:
-        kinds = (list, dict)
-    else:
-        return text
-    try:
-        value = json.loads(text)
-    except ValueError:  # a path, most often
-        return text
-    return value if isinstance(value, kinds) else text
 
 
 def _message(turn: Any, place: str, draft: Draft) -> Message:

@@ -14,9 +14,11 @@ from typing import Any
 
 from qwenvl.data.errors import RecordError, kind_of
 from qwenvl.data.media.source import FRAME_LIST_SUFFIX, frame_list, media_path
-from qwenvl.data.records.choices import OPTION_KEYS, counted_from, whole_number
+from qwenvl.data.records.cells import with_types
+from qwenvl.data.records.choices import OPTION_KEYS, whole_number
+from qwenvl.data.records.chosen import counted_from
 from qwenvl.data.records.clip_settings import clip_meta, image_size
-from qwenvl.data.records.forms import MAIN_KEYS, MEDIA_TAG, NEARLY_A_TAG, Draft, checked_text, draft_of, with_types
+from qwenvl.data.records.forms import MAIN_KEYS, MEDIA_TAG, NEARLY_A_TAG, Draft, checked_text, draft_of
 from qwenvl.data.records.frame_settings import META_KEYS, advice_on_meta, meta_settings, unknown_meta_keys
 from qwenvl.data.records.keys import ADVICE, CLIP_ENDINGS, FIELDS_OF_A_RUN, READ_KEYS, is_empty
 from qwenvl.data.records.presets import OURS, answer_and_options, check_name, guessed, has_options, our_row

@@ -28,21 +28,12 @@ from qwenvl.data.records.answer_kinds import (
     kind_named,
     yes_or_no,
 )
-from qwenvl.data.records.choices import (
-    OPTION_KEYS,
-    Options,
-    bare,
-    chosen,
-    has_text,
-    is_letter,
-    option_columns,
-    options_in,
-    options_of,
-    whole_number,
-)
+from qwenvl.data.records.choices import OPTION_KEYS, Options, options_of, whole_number
+from qwenvl.data.records.chosen import bare, chosen, has_text, is_letter
 from qwenvl.data.records.forms import draft_of
 from qwenvl.data.records.frame_settings import META_KEYS
 from qwenvl.data.records.keys import FRAME_KEYS, READ_KEYS, SYSTEM_KEYS, TURN_KEYS, Medium, is_empty, media_key
+from qwenvl.data.records.option_columns import option_columns, options_in
 from qwenvl.data.records.spans import check_times, is_cut_of_a_film, seconds_of, spans_text, times_in
 from qwenvl.option import did_you_mean
 from qwenvl.rewards.functions.grounding import spans_in
@@ -290,8 +281,8 @@ def _question_row(
     more = thinking | more
     found = _given_options(row) if kind is None else None
     options, option_keys = found or (_options_in(prompt, given, first_number), ())
-    if options and isinstance(given, str) and given in option_keys and len(option_keys) > 1:  # the name of a column
-        given = list(options.texts)[option_keys.index(given)]
+    if options and isinstance(given, str) and given in option_keys and len(option_keys) > 1:
+        given = _letter_of_column(given, options, option_keys, answer)
     said_by = ""
     if kind is None:
         kind, said_by = kind_in_row(row, given, prompt, has_options=options is not None)
@@ -330,6 +321,19 @@ def _question_row(
         made.hints += _hints_about_the_kind(row, kind)
     made.row = media | {"prompt": prompt, "solution": f"<answer>{solution}</answer>", "problem_type": kind} | more
     return made
+
+
+def _letter_of_column(column: str, options: Options, columns: Sequence[str], answer: str) -> str:
+    """The letter of the option that an answer names by its column, ``option_3``.
+
+    Raises:
+        ValueError: the row has nothing in the column.
+    """
+    place = columns.index(column)
+    letters = list(options.texts)
+    if place >= len(letters):  # empty columns at the end are left out
+        raise ValueError(f"{answer}: names the column {column!r}, which is empty in this row")
+    return letters[place]
 
 
 def _without_tags(answer: Any) -> tuple[Any, Values]:

@@ -39,13 +39,13 @@ def check_times(times: Any) -> None:
         ValueError: naming the value that is none.
     """
     if not isinstance(times, list) or not times or (not isinstance(times[0], list) and len(times) != 2):
-        raise ValueError(f"timestamps: expected start and end, got {kind_of(times)}")
+        raise ValueError(f"timestamp: expected start and end, got {kind_of(times)}")
     for pair in times if isinstance(times[0], list) else [times]:
         if not isinstance(pair, list) or len(pair) != 2:
-            raise ValueError(f"timestamps: expected start and end, got {kind_of(pair)}")
-        for key, value in zip(("start", "end"), pair, strict=True):
+            raise ValueError(f"timestamp: expected start and end, got {kind_of(pair)}")
+        for name, value in zip(("start", "end"), pair, strict=True):
             if not is_time(value):
-                raise ValueError(f"{key}: expected seconds, got {kind_of(value)}")
+                raise ValueError(f"{name}: expected seconds, got {kind_of(value)}")
 
 
 def spans_text(times: Sequence[tuple[float, float]], duration: Any) -> tuple[str, list[Hint]]:

@@ -21,7 +21,7 @@ from typing import Any, BinaryIO, TextIO
 import numpy as np
 
 from qwenvl.data.errors import RecordError
-from qwenvl.data.records.choices import is_option_column
+from qwenvl.data.records.option_columns import is_option_column
 from qwenvl.data.records.parse import Row, Rows
 from qwenvl.failure import beginning
 from qwenvl.files import plain_file

@@ -66,8 +66,9 @@ def accuracy(
     """Overlap (intersection over union) of the actions that the answer names with the solution's.
 
     It compares the ``(k)`` numbers in the first answer block with those of the solution, as sets. Where the prompt has
-    a list of steps, bare numbers alone, ``2, 3``, and names of the list mean these numbers too, in both. Without an
-    answer block, or with no action in it, the score is 0.
+    a list of steps, bare numbers alone, ``2, 3``, and names of the list mean these numbers too, in both. Where a name
+    of the list is made of numbers itself, as ``1/2``, bare numbers are read as names alone. Without an answer block, or
+    with no action in it, the score is 0.
 
     A solution without numbers that has more than names of the list, or whose prompt has none, is compared as a set of
     phrases: the text between commas, semicolons and new lines. So is one with a number behind a name, ``bolt (2)``,
@@ -269,7 +270,8 @@ def named_actions(answer: str, listed: Mapping[str, int]) -> tuple[frozenset[int
     if numbers or not listed:
         return frozenset(numbers), 0
     bare = bare_numbers(answer)
-    if bare and not any(map(_BARE_NUMBER.fullmatch, listed)):  # a name may be a number itself
+    may_be_a_name = any(map(bare_numbers, listed))  # "1/2" may be steps 1 and 2, and the step that is called so
+    if bare and not may_be_a_name:
         known = bare & set(listed.values())
         return known, len(bare - known)
     unknown = 0

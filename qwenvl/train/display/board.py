@@ -26,6 +26,7 @@ from qwenvl.run_log.log import read_metrics
 from qwenvl.run_log.run import is_phase
 from qwenvl.step.meter import Meter, peak_memory, phase_name
 from qwenvl.train.display.progress import Progress
+from qwenvl.types import EVALUATED
 
 TITLES = {
     **{"reward/total": "reward", "target/loss": "loss", "group/zero_std_frac": "equal groups", "kl": "KL"},
@@ -108,7 +109,7 @@ class LiveBoard(Progress):
             self._facts["memory"] = f"{used / 1e9:.1f} of {total / 1e9:.0f} GB"
         for name in evaluated(logs):
             fact = f"{with_interval(name, logs)} at step {state.global_step}"
-            shown = {name.removesuffix("_total_reward"): fact}
+            shown = {name.removesuffix(EVALUATED): fact}
             # The left operand sets the order, so that evaluations come first, and the right one the values.
             self._facts = shown | self._facts | shown
         self._draw()

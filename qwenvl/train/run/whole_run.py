@@ -45,6 +45,7 @@ from qwenvl.train.run.checkpoints import how_to_go_on
 from qwenvl.train.run.resume import SettingsError, begin
 from qwenvl.train.warmup.targets import TargetCollator, narrowed, shown_targets, targets_of
 from qwenvl.train.warmup.trainer import WarmupTrainer
+from qwenvl.types import EVALUATED
 
 OF_SETTINGS = (ValueError, OSError, ImportError)
 """Errors about names, files, flags or packages."""
@@ -141,7 +142,7 @@ def run_summary(folder: str | Path, found: Sequence[Finding], next_steps: Sequen
         points = [row for row in rows if name in row]
         ends = points if len(points) < 2 else (points[0], points[-1])
         shown = [f"{with_interval(name, row)} at step {row['step']}" for row in ends]
-        lines.append((name.removesuffix("_total_reward"), ", ".join(shown)))
+        lines.append((name.removesuffix(EVALUATED), ", ".join(shown)))
     if found:
         first = beginning(" ".join(found[0].message.split()), 100)
         lines.append(("warnings", f"{len(found)}, the first: {first}"))

@@ -7,7 +7,9 @@ import pytest
 
 from qwenvl.data.errors import RecordError
 from qwenvl.data.records.catalog import DatasetSource
-from qwenvl.data.records.choices import chosen, counted_from, option_columns, options_in, options_of
+from qwenvl.data.records.choices import options_of
+from qwenvl.data.records.chosen import chosen, counted_from
+from qwenvl.data.records.option_columns import option_columns, options_in
 from qwenvl.data.records.parse import ReadOptions, Row, parse_row, record_hints
 from qwenvl.data.records.presets import how_counted
 from qwenvl.data.records.record_file import RecordFile
@@ -315,8 +317,8 @@ def test_options_whose_letters_or_numbers_have_gaps_are_refused(texts):
     ids=str,
 )
 def test_options_that_seem_to_be_shuffled_are_refused(texts):
-    with pytest.raises(ValueError, match="options: seem to have the names"):
-        options_of(texts)
+    with pytest.raises(ValueError, match="candidates: seem to have the names"):
+        options_of(texts, "candidates")
     assert list(options_of(texts[::-1]).texts.values()) == texts[::-1]
 
 
@@ -349,6 +351,15 @@ def test_columns_with_gaps_are_no_options_and_empty_ones_are_refused():
         option_columns({"option1": "left", "option2": "", "option3": "up"})
     with pytest.raises(ValueError, match="option1/option3: expected columns of options from 1, 0 or a on"):
         option_columns({"option1": "left", "option3": "up"})
+    with pytest.raises(ValueError, match=r"option_01/option_02: .* without a zero in front"):
+        option_columns({"option_01": "left", "option_02": "up"})
+
+
+def test_an_answer_that_names_an_empty_column_is_refused():
+    row = {"question": "Which?", "option_1": "left", "option_2": "up", "option_3": ""}
+    assert gold(row | {"answer": "option_2"}) == "B"
+    with pytest.raises(RecordError, match="answer: names the column 'option_3', which is empty in this row"):
+        gold(row | {"answer": "option_3"})
 
 
 @pytest.mark.parametrize(
@@ -491,6 +502,9 @@ def test_letters_in_a_question_without_options_are_no_options():
     assert options_in("What is in box A. and what in B?") is None
     assert options_in("Where?\nA.left\nB.right").texts == {"A": "left", "B": "right"}
     assert options_in("Where?\nB. left\nC. right") is None
+    question = "Which one?\nA. yeast\nB. algae\nC. mould\nD. E. coli\nE. none"
+    assert options_in(question).texts["D"] == "E. coli"  # E begins a line of its own
+    assert options_in("Where?\nA. left B. right\nC. up").texts == {"A": "left", "B": "right", "C": "up"}
     record = parsed(COLUMNS | {"question": "Who are A. and B. here?", "answer": "two men"})
     assert record.fields["problem_type"] == "free-form"
 

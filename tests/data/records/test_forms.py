@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from qwenvl.data.errors import RecordError
-from qwenvl.data.records.forms import draft_of, with_types
+from qwenvl.data.records.cells import with_types
+from qwenvl.data.records.forms import draft_of
 from qwenvl.data.records.parse import ReadOptions, Row, parse_columns, parse_row, record_hints
 from qwenvl.types import ClipMeta, Message
 

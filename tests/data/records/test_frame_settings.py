@@ -7,7 +7,7 @@ from qwenvl.data.dataset import load_dataset
 from qwenvl.data.errors import RecordError
 from qwenvl.data.options import PromptOptions
 from qwenvl.data.prompt_length import Ruler
-from qwenvl.data.records.forms import with_types
+from qwenvl.data.records.cells import with_types
 from qwenvl.data.records.frame_settings import keys_read
 from qwenvl.data.records.parse import ReadOptions, Row, parse_row, record_hints
 from qwenvl.data.views import frames as frames_view
@@ -131,6 +131,14 @@ class TestPlaces:
         cells = {"nframes": "4", "video": "a.mp4", "max_pixels": "", "frame_cnts": "[3, 4]", "dynamic_sample": "False"}
         row = with_types({"prompt": "<video>?", "solution": "x", **cells})
         assert parsed(row).clip_meta == (ClipMeta((3.0, 4.0), count=LibraryCount(4, beside_turns=True)),)
+
+    def test_cells_of_a_table_hold_one_value_for_each_clip(self, parsed):
+        cells = {"video": '["a.mp4", "b.mp4"]', "max_frames": "[4, 8]", "video_fps": "[1, 2]"}
+        row = with_types({"prompt": "<video> <video>?", "solution": "x", **cells})
+        assert row["max_frames"] == [4, 8] and row["video_fps"] == [1, 2]
+        first, second = parsed(row).clip_meta
+        assert (first.video_fps, second.video_fps) == (1.0, 2.0)
+        assert with_types({"frame_times": "[[0, 1], [0, 2]]"}) == {"frame_times": [[0, 1], [0, 2]]}
 
     def test_a_row_of_text_alone_keeps_its_keys(self, parsed):
         record = parsed({"prompt": "Which fps?", "solution": "x", "fps": "unknown", "start": 3})

@@ -8,7 +8,8 @@ import pytest
 
 from qwenvl.data.errors import RecordError
 from qwenvl.data.records.catalog import resolve_datasets
-from qwenvl.data.records.choices import chosen, options_of
+from qwenvl.data.records.choices import options_of
+from qwenvl.data.records.chosen import chosen
 from qwenvl.data.records.parse import ReadOptions, parse_row
 from qwenvl.data.records.presets import guessed, our_row
 from qwenvl.data.records.record_file import RecordFile
@@ -208,7 +209,7 @@ def test_a_file_of_one_object_without_records_is_refused(text, tmp_path):
         (
             "net.json",
             '{"v_a": {"timestamps": [[0, 1]], "sentences": ["a", "b"]}}',
-            r"net.json: v_a\[1\]: read as activitynet: timestamps: .*got nothing",
+            r"net.json: v_a\[1\]: read as activitynet: timestamp: .*got nothing",
         ),
     ],
 )

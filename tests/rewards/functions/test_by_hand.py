@@ -247,6 +247,23 @@ def test_a_solution_by_bare_numbers_or_names_of_the_list_is_that_of_answers_by_n
     assert value_of("accuracy", answer, solution, prompts=prompt) == pytest.approx(score)
 
 
+@pytest.mark.parametrize(
+    ("answer", "solution", "score"),
+    [
+        ("(3) 1/2", "1/2", 1.0),
+        ("(3)", "1/2", 1.0),
+        ("(1) full (2) 3/4", "1/2", 0.0),
+        ("1/2", "(3) 1/2", 1.0),
+        ("3/4", "(3) 1/2", 0.0),
+        ("1/2, full", "(1) (3)", 1.0),
+        ("3", "(3)", 0.0),  # no name of the list
+    ],
+)
+def test_a_name_that_is_made_of_numbers_is_that_step_and_no_numbers(answer, solution, score):
+    prompt = [{"role": "user", "content": "How full?\n(1) full\n(2) 3/4\n(3) 1/2\n(4) 1/4"}]
+    assert value_of("accuracy", answer, solution, prompts=prompt) == pytest.approx(score)
+
+
 def test_words_between_numbers_are_no_names_with_a_number_behind():
     solutions = (
         *("(1) pick it, and (3) screw it", "First (1), then (3)", "Steps: (1) pick it; finally (3) screw it"),
