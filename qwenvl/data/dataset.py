@@ -23,7 +23,8 @@ from qwenvl.data.fit import FrameFit, MeasuredPrompt
 from qwenvl.data.frames import FramePlan, FrameRule, Timeline, uniform_indices
 from qwenvl.data.media.open import open_clip, read_image, resolve_backend
 from qwenvl.data.media.reader import Clip
-from qwenvl.data.media.resize import BICUBIC, Size, check_size, read_resized, resize, small
+from qwenvl.data.media.resize import BICUBIC, read_resized, resize, small
+from qwenvl.data.media.shape import Size, check_shape
 from qwenvl.data.media.source import check_media_exist
 from qwenvl.data.options import SampleOptions
 from qwenvl.data.order import Part
@@ -152,7 +153,7 @@ class GRPODataset(Dataset):
         chat = chat_messages(record)
         clips: list[VideoClip] = []
         with full_memory_at(f"{place_of(record)}: {', '.join((*record.videos, *record.images))}"):
-            images = self._load_images(record)
+            images = tuple(map(self.load_image, record.images))
             fit = FrameFit()
             if self.fit_to is not None and record.videos:
                 fit = self._measured(record, chat, images, epoch).fit(self.fit_to)
@@ -171,7 +172,7 @@ class GRPODataset(Dataset):
         sizes: list[Size] = []
         for number in range(len(record.videos)):
             with self.open(record, number) as clip:
-                check_size(record.videos[number], clip.size)
+                check_shape(record.videos[number], clip.size)
                 timelines.append(Timeline(clip.frame_times, clip.duration))
                 sizes.append(clip.size)
         stills: list[Size] = []
@@ -188,12 +189,6 @@ class GRPODataset(Dataset):
             stills=stills,
         )
 
-    def _load_images(self, record: Record) -> tuple[Tensor, ...]:
-        images = tuple(map(self.load_image, record.images))
-        for path, image in zip(record.images, images, strict=True):
-            check_size(path, image.shape[-2:])
-        return images
-
     def load_image(self, path: str) -> Tensor:
         """An image of a record: 3 x H x W, uint8."""
         options = self.options
@@ -208,7 +203,7 @@ class GRPODataset(Dataset):
             decoded_size = None
             if self.ruler is None:
                 frames = clip.read(plan.indices)
-                check_size(path, frames.shape[-2:])
+                check_shape(path, frames.shape[-2:])
             else:
                 size_of = partial(self.ruler.frame_size, meta=meta, frames=len(plan.indices))
                 frames, decoded_size = read_resized(clip, plan.indices, size_of, self.ruler)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from qwenvl.data.frames import FrameRule, Timeline
-from qwenvl.data.media.resize import Size
+from qwenvl.data.media.shape import Size
 from qwenvl.data.prompt_length import Ruler
 from qwenvl.types import Record
 

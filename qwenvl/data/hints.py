@@ -12,8 +12,9 @@ from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
 
 from qwenvl.data.frames import FRAMES_PER_PATCH
 from qwenvl.data.library_rules import frame_limit, frame_size_by_library
+from qwenvl.data.media.shape import Size
 from qwenvl.data.options import FrameOptions, PromptOptions
-from qwenvl.data.prompt_length import MediaSizes, Size, factor_of
+from qwenvl.data.prompt_length import MediaSizes, factor_of
 from qwenvl.types import ClipMeta, FrameInfo, Hint, LibrarySize, VideoClip
 
 DEFAULT_FACTOR = 28

@@ -9,12 +9,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
+from qwenvl.data.media.shape import Size
 from qwenvl.data.options import FrameOptions, PromptOptions
 from qwenvl.option import was_set
 from qwenvl.types import LibraryCount, LibrarySize
-
-Size = tuple[int, int]
-"""Height and width in pixels."""
 
 CAMERA_RATE = 10.0
 """Frames per second from which a rate is that of a camera: models of this family are shown a few."""

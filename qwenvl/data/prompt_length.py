@@ -28,7 +28,7 @@ from qwenvl.data.frames import FRAMES_PER_PATCH, FrameRule, Timeline
 from qwenvl.data.library_rules import frame_size_by_library, image_size_by_library
 from qwenvl.data.media.container import frame_size, open_video
 from qwenvl.data.media.open import HEADER_SECONDS, is_of_images, open_clip, read_image_size
-from qwenvl.data.media.resize import Size
+from qwenvl.data.media.shape import Size
 from qwenvl.data.options import PromptOptions
 from qwenvl.types import ClipMeta, FrameInfo, LibrarySize, Record, Sample
 

@@ -21,7 +21,8 @@ from transformers.utils.chat_template_utils import DocstringParsingException, Ty
 from qwenvl.data.dataset import GRPODataset
 from qwenvl.data.errors import place_of
 from qwenvl.data.frames import FramePlan, Timeline, evenly_spaced, made_even
-from qwenvl.data.media.resize import MAX_ASPECT_RATIO, resize
+from qwenvl.data.media.resize import resize
+from qwenvl.data.media.shape import MAX_ASPECT_RATIO, is_too_thin
 from qwenvl.data.tool_options import BUILT_IN, ToolOptions
 from qwenvl.rewards.resolve import load_file
 from qwenvl.timeline import time_text
@@ -72,7 +73,7 @@ class Still:
         part_height, part_width = part.shape[1:]
         scale = math.sqrt(height * width / (part_height * part_width))
         enlarged = (max(1, round(part_height * scale)), max(1, round(part_width * scale)))
-        if max(enlarged) > MAX_ASPECT_RATIO * min(enlarged):
+        if is_too_thin(enlarged):
             raise ToolError(f"{box} is too thin: one side may be at most {MAX_ASPECT_RATIO} times as long as the other")
         return replace(self, pixels=resize(part, enlarged, self))
 

@@ -19,7 +19,8 @@ from qwenvl.data.collator import GRPOCollator, ProcessedSample
 from qwenvl.data.dataset import GRPODataset
 from qwenvl.data.errors import BadMediaError, MediaTimeout
 from qwenvl.data.frames import FRAMES_PER_PATCH
-from qwenvl.data.media.resize import MAX_ASPECT_RATIO, resize
+from qwenvl.data.media.resize import resize
+from qwenvl.data.media.shape import MAX_ASPECT_RATIO, is_too_thin
 from qwenvl.data.options import SampleOptions
 from qwenvl.data.prompt_length import MediaSizes
 from qwenvl.data.tool_options import ToolOptions
@@ -266,7 +267,7 @@ def check_pixels(parts: Sequence[Part]) -> None:
         if pixels.dtype != torch.uint8 or len(shape) != dimensions or shape[-3] != 3 or 0 in shape:
             wanted = "F x 3 x H x W" if isinstance(part, VideoClip) else "3 x H x W"
             raise ValueError(f"it returned pixels of {pixels.dtype}, {shape}; expected uint8, {wanted}")
-        if max(shape[-2:]) > MAX_ASPECT_RATIO * min(shape[-2:]):
+        if is_too_thin((shape[-2], shape[-1])):
             size = f"{shape[-1]} x {shape[-2]}"
             raise ValueError(f"it returned {size} pixels; expected sides of at most {MAX_ASPECT_RATIO} : 1")
         if isinstance(part, VideoClip) and (len(part.info.times) != shape[0] or shape[0] % FRAMES_PER_PATCH):

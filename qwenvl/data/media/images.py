@@ -12,6 +12,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError, features
 from qwenvl.data.errors import BadMediaError
 from qwenvl.data.media.frame_order import in_order
 from qwenvl.data.media.reader import PART_BYTES, Clip
+from qwenvl.data.media.shape import check_shape
 from qwenvl.data.media.source import FRAME_SUFFIXES, check_regular_file, is_frame
 
 if TYPE_CHECKING:
@@ -30,8 +31,8 @@ def load_image(path: str) -> Tensor:
     It is turned as its EXIF data says. Transparent parts show white. Of several pages it is the first.
 
     Raises:
-        BadMediaError: the file is not an image, is damaged or cut short, is an animation, or has more than 50 million
-            pixels.
+        BadMediaError: the file is not an image, is damaged or cut short, is an animation, has more than 50 million
+            pixels, or one side that is more than 200 times as long as the other.
     """
     import torch
 
@@ -52,6 +53,8 @@ def upright_image(path: str, most_pixels: int = MAX_IMAGE_PIXELS) -> Image.Image
                 raise BadMediaError(
                     path, f"{width} x {height} pixels; expected at most {most_pixels:,}: make the image smaller"
                 )
+            # Before it is decoded: Pillow takes minutes for a BMP of one row of fifty million pixels.
+            check_shape(path, (height, width))
             # The further pictures of a photo (MPO) or of a scan (TIFF) are no frames that follow each other.
             count = getattr(image, "n_frames", 1) if image.format in ANIMATED else 1
             if count > 1:

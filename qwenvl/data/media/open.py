@@ -28,6 +28,7 @@ from qwenvl.child import Child, ChildDied, ChildError, ChildFailed, ChildTimeout
 from qwenvl.data.errors import BadMediaError, MediaTimeout
 from qwenvl.data.media.images import FrameFolder, image_size, load_image, upright_image
 from qwenvl.data.media.reader import PART_BYTES, Clip, ClipReader
+from qwenvl.data.media.shape import Size
 from qwenvl.data.media.source import frame_list
 from qwenvl.data.options import SampleOptions
 
@@ -35,9 +36,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 logger = logging.getLogger(__name__)
-
-Size = tuple[int, int]
-"""Height and width in pixels. Not that of ``resize``, which imports torch."""
 
 HEADER_SECONDS = 5.0  # for a header that is read to learn what a file is, or how large
 LEAST_BYTES = 16 * 2**20  # a clip that has less room than that while it is opened is not called damaged

@@ -12,16 +12,12 @@ from torch import Tensor
 from torchvision.transforms.v2 import functional as tvf
 from transformers.image_utils import pil_torch_interpolation_mapping
 
-from qwenvl.data.errors import BadMediaError
+from qwenvl.data.media.shape import Size, check_shape
 
 if TYPE_CHECKING:
     from qwenvl.data.media.reader import Clip
 
-Size = tuple[int, int]
-"""Height and width in pixels."""
-
 SizeOf = Callable[[Size], Size]
-MAX_ASPECT_RATIO = 200  # of the model authors' resizing rule
 SMALL = 640  # pixels of the longer side of a picture for reports and judges
 BICUBIC = SimpleNamespace(resample=Image.Resampling.BICUBIC)
 
@@ -57,7 +53,7 @@ def read_resized(clip: Clip, indices: Sequence[int], size_of: SizeOf, processor:
     for part in clip.parts(indices):
         if not done:
             decoded = part.shape[1], part.shape[2]
-            check_size(clip.path, decoded)
+            check_shape(clip.path, decoded)
             size = size_of(decoded)
             # F x 3 x H x W, with the pixels in memory as decoders give them: F x H x W x 3.
             frames = torch.empty(len(indices), *size, 3, dtype=torch.uint8).permute(0, 3, 1, 2)
@@ -71,14 +67,3 @@ def small(size: Size) -> Size:
     """The height and width with the longer side within ``SMALL``."""
     scale = min(1.0, SMALL / max(size))
     return max(1, round(size[0] * scale)), max(1, round(size[1] * scale))
-
-
-def check_size(path: str, size: Size) -> None:
-    """Check the height and width of a picture.
-
-    Raises:
-        BadMediaError: one side is more than 200 times as long as the other.
-    """
-    height, width = size
-    if max(height, width) > MAX_ASPECT_RATIO * min(height, width):
-        raise BadMediaError(path, f"{width} x {height} pixels; Qwen-VL takes sides of at most {MAX_ASPECT_RATIO} : 1")

@@ -166,3 +166,11 @@ def test_an_eps_in_a_record_starts_no_program(tmp_path, make_row, write_rows, mo
     dataset = load_dataset(str(write_rows([make_row(prompt="<image>", image="a.eps")])), video_backend="pyav")
     with pytest.raises(BadMediaError, match=r"a\.eps"):
         dataset[0]
+
+
+def test_a_row_of_pixels_is_refused_before_it_is_decoded(tmp_path):
+    Image.new("1", (40_000_000, 1)).save(tmp_path / "row.png")
+    whole = (tmp_path / "row.png").read_bytes()
+    (tmp_path / "row.png").write_bytes(whole[: len(whole) // 2])  # decoding would say that it is cut short
+    with pytest.raises(BadMediaError, match="40000000 x 1 pixels; Qwen-VL takes sides of at most 200 : 1"):
+        load_image(str(tmp_path / "row.png"))
