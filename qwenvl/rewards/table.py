@@ -6,25 +6,14 @@ import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 from qwenvl.rewards.function import arguments_of
 from qwenvl.rewards.functions import actions, answers, grounding, looking, maths, models, shaping, timelines
 from qwenvl.rewards.functions.text import normalized
+from qwenvl.rewards.kinds import KINDS, kind_called
 from qwenvl.timeline import TimedStep
-
-KINDS: dict[str, str] = {  # the function of each kind of problem
-    "multiple choice": "multiple_choice",
-    "numerical": "numeric",
-    "regression": "regression",
-    "ocr": "ocr",
-    "free form": "rouge",
-    "open ended": "rouge",
-    "yes or no": "yes_no",
-    "temporal grounding": "temporal_iou",
-    "labels": "accuracy",
-    "actions": "accuracy",
-}
 
 
 def by_problem_type(
@@ -42,7 +31,8 @@ def by_problem_type(
 
     ``multiple choice``: ``multiple_choice``. ``numerical``: ``numeric``. ``regression``: ``regression``. ``OCR``:
     ``ocr``. ``free-form`` and ``open-ended``: ``rouge``. ``yes or no``: ``yes_no``. ``temporal grounding``:
-    ``temporal_iou``. ``labels`` and ``actions``: ``accuracy``. Case, hyphens and underscores do not matter.
+    ``temporal_iou``. ``labels`` and ``actions``: ``accuracy``. Case, hyphens and underscores do not matter, and names
+    that files have for these kinds, such as ``mcq``, are known.
     """
     none = [None] * len(completions)
     arguments: dict[str, dict[str, Any]] = {
@@ -76,16 +66,11 @@ def _function_of(kind: Any) -> str:
     Raises:
         ValueError: there is no such kind.
     """
-    name = KINDS.get(_plain(kind))
-    if name is None:
-        raise ValueError(
-            f"by_problem_type needs the field 'problem_type', one of {', '.join(KINDS)}, got {kind or 'none'!r}"
-        )
-    return name
-
-
-def _plain(kind: Any) -> str:
-    return " ".join(str(kind or "").casefold().replace("-", " ").replace("_", " ").split())
+    known = kind_called(str(kind or ""))
+    if known is None:
+        names = ", ".join(each.name for each in KINDS)
+        raise ValueError(f"by_problem_type needs the field 'problem_type', one of {names}, got {kind or 'none'!r}")
+    return known.reward
 
 
 @dataclass(frozen=True)
@@ -97,6 +82,10 @@ class Entry:
         low, high: range of the values with the default arguments, None for "does not apply" aside.
         check: see ``RewardFunction``. It gets those arguments that it names. A class may have it as a method.
         remote: it sends requests to a server, or runs a model.
+        judges: what its value is about. ``timeline``: the answer as spans of steps. ``form``: form, length and looks,
+            so that its value does not tell right answers from wrong ones.
+        reads: from an answer and its prompt to the part that is compared, or None where there is none. Equal parts are
+            the same to the function. None: it compares normalized texts.
     """
 
     made_of: Callable[..., Any]
@@ -104,6 +93,8 @@ class Entry:
     high: float
     check: Callable[[str, Mapping[str, Any]], str | None] | None = None
     remote: bool = False
+    judges: Literal["answer", "timeline", "form"] = "answer"
+    reads: Callable[[str, Any], Any] | None = None
 
     @property
     def rule(self) -> str:
@@ -129,33 +120,64 @@ class Entry:
         return found
 
 
+def _letters(answer: str, prompt: Any) -> Any:
+    return answers.letters(answer) or None
+
+
+def _yes_or_no(answer: str, prompt: Any) -> bool | None:
+    return answers.affirms(answer)
+
+
+def _number(answer: str, prompt: Any) -> Any:
+    return answers.only_number(answer)
+
+
+def _numbers_in_order(answer: str, prompt: Any) -> list[int] | None:
+    return actions.action_numbers(answer) or None
+
+
+def _actions(answer: str, prompt: Any) -> Any:
+    listed = actions.list_of(prompt)
+    numbers, unknown = actions.named_actions(answer, listed)
+    is_by_number = numbers and (listed or not actions.has_number_behind(answer))
+    return (numbers, unknown) if is_by_number else frozenset(actions.action_phrases(answer)) or None
+
+
+def _spans(answer: str, prompt: Any) -> list[tuple[int | str, float, float]] | None:
+    spans = timelines.merged(timelines.timeline_in(answer, actions.list_of(prompt)))
+    return [(span.step, span.start, span.end) for span in spans] or None
+
+
+_form = partial(Entry, judges="form")
+_timeline = partial(Entry, judges="timeline", reads=_spans)
+
 TABLE: dict[str, Entry] = {
-    "format": Entry(shaping.format_reward, 0, 1),
-    "strict_format": Entry(shaping.strict_format, 0, 1),
-    "accuracy": Entry(actions.accuracy, 0, 1, actions.check_actions),
-    "action_order": Entry(actions.action_order, 0, 1, actions.check_action_numbers),
+    "format": _form(shaping.format_reward, 0, 1),
+    "strict_format": _form(shaping.strict_format, 0, 1),
+    "accuracy": Entry(actions.accuracy, 0, 1, actions.check_actions, reads=_actions),
+    "action_order": Entry(actions.action_order, 0, 1, actions.check_action_numbers, reads=_numbers_in_order),
     "math_accuracy": Entry(maths.MathReward, 0, 1),
-    "count": Entry(answers.count, 0, 1, answers.check_number),
+    "count": Entry(answers.count, 0, 1, answers.check_number, reads=_number),
     "countdown": Entry(answers.countdown, 0, 1, answers.check_countdown),
-    "cosine": Entry(shaping.cosine, -0.5, 1),
-    "repetition": Entry(shaping.repetition, -1, 0),
-    "soft_overlong": Entry(shaping.soft_overlong, -1, 0),
-    "length_window": Entry(shaping.length_window, 0, 0.2),
-    "multiple_choice": Entry(answers.multiple_choice, 0, 1, answers.check_letters),
-    "yes_no": Entry(answers.yes_no, 0, 1, answers.check_yes_no),
+    "cosine": _form(shaping.cosine, -0.5, 1),
+    "repetition": _form(shaping.repetition, -1, 0),
+    "soft_overlong": _form(shaping.soft_overlong, -1, 0),
+    "length_window": _form(shaping.length_window, 0, 0.2),
+    "multiple_choice": Entry(answers.multiple_choice, 0, 1, answers.check_letters, reads=_letters),
+    "yes_no": Entry(answers.yes_no, 0, 1, answers.check_yes_no, reads=_yes_or_no),
     "exact_match": Entry(answers.exact_match, 0, 1, answers.check_text),
-    "numeric": Entry(answers.numeric, 0, 1, answers.check_number),
-    "regression": Entry(answers.regression, 0, 1, answers.check_number),
+    "numeric": Entry(answers.numeric, 0, 1, answers.check_number, reads=_number),
+    "regression": Entry(answers.regression, 0, 1, answers.check_number, reads=_number),
     "ocr": Entry(answers.ocr, 0, 1, answers.check_text),
     "rouge": Entry(answers.rouge, 0, 1, answers.check_text),
     "temporal_iou": Entry(grounding.temporal_iou, 0, 1, grounding.check_spans),
-    "segment_f1": Entry(timelines.segment_f1, 0, 1, timelines.check_timeline),
-    "edit_score": Entry(timelines.edit_score, 0, 1, timelines.check_timeline),
-    "frame_accuracy": Entry(timelines.frame_accuracy, 0, 1, timelines.check_frames),
-    "step_order": Entry(timelines.step_order, 0, 1, timelines.check_timeline),
-    "timeline_iou": Entry(timelines.timeline_iou, 0, 1, timelines.check_timeline),
-    "evidence_iou": Entry(looking.evidence_iou, 0, 1, looking.check_evidence),
-    "looked_and_right": Entry(looking.looked_and_right, 0, 0.1),
+    "segment_f1": _timeline(timelines.segment_f1, 0, 1, timelines.check_timeline),
+    "edit_score": _timeline(timelines.edit_score, 0, 1, timelines.check_timeline),
+    "frame_accuracy": _timeline(timelines.frame_accuracy, 0, 1, timelines.check_frames),
+    "step_order": _timeline(timelines.step_order, 0, 1, timelines.check_timeline),
+    "timeline_iou": _timeline(timelines.timeline_iou, 0, 1, timelines.check_timeline),
+    "evidence_iou": _form(looking.evidence_iou, 0, 1, looking.check_evidence),
+    "looked_and_right": _form(looking.looked_and_right, 0, 0.1),
     "box_iou": Entry(grounding.box_iou, 0, 1, grounding.check_boxes),
     "box_giou": Entry(grounding.box_giou, -1, 1, grounding.check_boxes),
     "by_problem_type": Entry(by_problem_type, 0, 1, check_problem_type),
@@ -163,15 +185,17 @@ TABLE: dict[str, Entry] = {
     "caption_answers": Entry(models.CaptionReward, 0, 1, remote=True),
 }
 
+TIMELINES = tuple(name for name, entry in TABLE.items() if entry.judges == "timeline")
+"""Functions of the table that read answers as timelines."""
+
+SHAPING = tuple(name for name, entry in TABLE.items() if entry.judges == "form")
+"""Functions of the table that are about form, length and looks: their value does not tell right answers from wrong."""
+
 # What a run adds to its rewards by a flag of its own, and not by a name among --reward_funcs.
 BY_FLAG: dict[str, Entry] = {
     "reward_model": Entry(models.RewardModel, -math.inf, math.inf, remote=True),
     "temporal_contrast": Entry(grounding.temporal_contrast, 0, 0.3, remote=True),
 }
-
-TIMELINES = ("segment_f1", "edit_score", "frame_accuracy", "step_order", "timeline_iou")
-"""Functions of the table that read answers as timelines."""
-
 
 def about_a_timeline(true: Sequence[TimedStep], rewards: Mapping[str, float | None]) -> bool:
     """Whether a record asks for a timeline: such a reward scored it, or all spans of its solution have numbers.
@@ -184,17 +208,6 @@ def about_a_timeline(true: Sequence[TimedStep], rewards: Mapping[str, float | No
     return bool(true) and (scored or all(span.number is not None for span in true))
 
 
-READERS: dict[str, Callable[[str], Any]] = {
-    "multiple_choice": answers.letters,
-    "yes_no": answers.affirms,
-    "action_order": actions.action_numbers,
-    "count": answers.only_number,
-    "numeric": answers.only_number,
-    "regression": answers.only_number,
-}
-"""The part of an answer that a reward compares, by its name. Other rewards compare normalized texts."""
-
-
 def reading(name: str | None, answer: str, prompt: Any = None, problem_type: Any = None) -> Any:
     """The part of an answer that a reward reads, or its normalized text. Equal readings are the same to the reward.
 
@@ -202,28 +215,9 @@ def reading(name: str | None, answer: str, prompt: Any = None, problem_type: Any
         >>> reading("accuracy", "(3) screw (2) fan") == reading("accuracy", "(2), (3)")
         True
     """
-    name = KINDS.get(_plain(problem_type)) if name == "by_problem_type" else name
-    found: Any = READERS.get(name or "", normalized)(answer)
-    if name == "accuracy":
-        listed = actions.list_of(prompt)
-        found = actions.named_actions(answer, listed)
-        named, _ = found
-        if not named or (not listed and actions.has_number_behind(answer)):
-            found = frozenset(actions.action_phrases(answer))
-    if name in TIMELINES:
-        spans = timelines.merged(timelines.timeline_in(answer, actions.list_of(prompt)))
-        found = [(span.step, span.start, span.end) for span in spans]
-    return normalized(answer) if found is None or found in (set(), []) else found
-
-
-SHAPING = (
-    "format",
-    "strict_format",
-    "cosine",
-    "repetition",
-    "soft_overlong",
-    "length_window",
-    "evidence_iou",
-    "looked_and_right",
-)
-"""Functions of the table that are about form, length and looks: their value does not tell right answers from wrong."""
+    if name == "by_problem_type":
+        kind = kind_called(str(problem_type or ""))
+        name = None if kind is None else kind.reward
+    entry = TABLE.get(name or "")
+    found = None if entry is None or entry.reads is None else entry.reads(answer, prompt)
+    return normalized(answer) if found is None else found

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from qwenvl.grpo.diagnostics import equal_groups
+from qwenvl.rewards.table import SHAPING, TABLE
 from qwenvl.run_log.report.pages import (
     DROPPED,
     EQUAL,
@@ -86,3 +87,12 @@ def test_suspicion_asks_for_half_of_a_group(totals, texts, reasons):
 def test_without_a_reward_for_the_form_nothing_is_hollow():
     rows = [rollout(sample=n, completion=str(n), rewards={"accuracy": 0.0}, total=0.0) for n in range(4)]
     assert suspicions(rows) == []
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_a_reward_of_the_table_is_about_the_form_or_about_the_content(name):
+    rewards = {"format": 1.0, "count": 0.0} | {name: 0.4}  # it has the form, and is wrong but for this one
+    rows = [rollout(sample=n, completion=str(n), rewards=rewards, total=0.0) for n in range(4)]
+    is_hollow = suspicions(rows) == ["4 of 4 completions keep the form and have nothing right"]
+    low_format = {"format", "strict_format"}  # 0.4 of the form itself
+    assert is_hollow == (name in SHAPING and name not in low_format)

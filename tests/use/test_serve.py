@@ -18,11 +18,11 @@ import pytest
 from qwenvl.cli import main as qwenvl
 from qwenvl.commands.serve import serve_request
 from qwenvl.data.prompt_settings import PromptSettings
-from qwenvl.data.records.answer_kinds import CHOICE, WORDS
 from qwenvl.data.records.framing import Framing
 from qwenvl.data.records.parse import ReadOptions, Row, parse_row
 from qwenvl.demo.clips import encode
 from qwenvl.evaluate.settings import try_request
+from qwenvl.rewards.kinds import CHOICE, WORDS
 from qwenvl.rollout.servers import ServerRefusedError
 from qwenvl.use.answers import MOST_UNSENT, _Choice
 from qwenvl.use.chat_request import ApiError, Patience, parse_body

@@ -9,38 +9,8 @@ from typing import Any
 from qwenvl.data.errors import kind_of
 from qwenvl.data.records.spans import times_in
 from qwenvl.rewards.functions.grounding import spans_in
+from qwenvl.rewards.kinds import CHOICE, NUMBER, SPAN, WORDS, YES_NO, kind_called
 
-CHOICE = "multiple choice"
-NUMBER = "numerical"
-REGRESSION = "regression"
-OCR = "OCR"
-WORDS = "free-form"
-YES_NO = "yes or no"
-SPAN = "temporal grounding"
-LABELS = "labels"
-ASKED_FOR = {
-    CHOICE: "the letter of the right option",
-    NUMBER: "a number",
-    REGRESSION: "a number",
-    OCR: "the text as it is written",
-    WORDS: "the answer in words",
-    YES_NO: "yes or no",
-    SPAN: "start and end in seconds, with the word to between them,",
-    LABELS: "the labels, with commas between them,",
-}
-"""The request of a prompt by kind of answer, which is the record's field ``problem_type``. Rewards may read it."""
-
-# Kinds of answers by the names that files give them, in small letters and without hyphens.
-_KINDS = {
-    **{name.casefold().replace("-", " "): name for name in ASKED_FOR},
-    **dict.fromkeys(("mc", "mcq", "multi choice", "multiplechoice", "multiple choice question", "choice"), CHOICE),
-    **dict.fromkeys(("number", "numeric", "count"), NUMBER),
-    **dict.fromkeys(("open", "oe", "freeform", "free text"), WORDS),
-    **dict.fromkeys(("yes no", "yesno", "binary"), YES_NO),
-    **dict.fromkeys(("tvg", "tg", "moment retrieval", "temporal localization", "temporal qa"), SPAN),
-    "video temporal grounding": SPAN,
-    "actions": LABELS,
-}
 # Columns that may say the kind of an answer, in the order in which they are asked.
 _KIND_KEYS = ("problem_type", "question_type", "task_type", "task", "type", "answer_type")
 _NUMBER = re.compile(
@@ -73,16 +43,6 @@ _TIMES_ALONE = re.compile(
 )
 
 
-def kind_called(name: str) -> str | None:
-    """The kind of answer that files call so. None: it is no such name.
-
-    Example:
-        >>> kind_called("Multiple-Choice"), kind_called("video_temporal_grounding"), kind_called("hard")
-        ('multiple choice', 'temporal grounding', None)
-    """
-    return _KINDS.get(" ".join(re.split(r"[\s_-]+", name.casefold())))
-
-
 def kind_named(row: Mapping[str, Any]) -> str | None:
     """The first kind of answer that a column of a row names, even if its answer is of another. None: none does."""
     return next((kind for _, kind in _kinds_named(row)), None)
@@ -93,7 +53,7 @@ def _kinds_named(row: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for key in _KIND_KEYS:
         kind = kind_called(str(row.get(key) or ""))
         if kind is not None:
-            yield key, kind
+            yield key, kind.name
 
 
 def _kind_of_answer(answer: Any, question: str) -> str:

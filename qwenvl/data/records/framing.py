@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from qwenvl.data.errors import RecordError
-from qwenvl.data.records.answer_kinds import CHOICE, WORDS
 from qwenvl.data.records.forms import MEDIA_TAG
 from qwenvl.data.records.parse import ReadOptions, Row, adds_request, parse_row
 from qwenvl.data.records.presets import OURS, answer_request, our_row
+from qwenvl.rewards.kinds import CHOICE, WORDS
 from qwenvl.types import Message, Record
 
 LOOKED_AT = 200  # records, spread evenly over the data

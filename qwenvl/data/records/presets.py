@@ -14,20 +14,7 @@ from typing import Any
 
 from qwenvl.data.errors import RecordError, kind_of
 from qwenvl.data.records import label_studio
-from qwenvl.data.records.answer_kinds import (
-    ASKED_FOR,
-    CHOICE,
-    LABELS,
-    NUMBER,
-    SPAN,
-    WORDS,
-    YES_NO,
-    has_times_alone,
-    kind_called,
-    kind_in_row,
-    kind_named,
-    yes_or_no,
-)
+from qwenvl.data.records.answer_kinds import has_times_alone, kind_in_row, kind_named, yes_or_no
 from qwenvl.data.records.choices import OPTION_KEYS, Options, options_of, whole_number
 from qwenvl.data.records.chosen import bare, chosen, has_text, is_letter
 from qwenvl.data.records.forms import draft_of
@@ -38,6 +25,7 @@ from qwenvl.data.records.spans import check_times, is_cut_of_a_film, seconds_of,
 from qwenvl.option import did_you_mean
 from qwenvl.rewards.functions.grounding import spans_in
 from qwenvl.rewards.functions.text import first_block, solution_of, thinking_of
+from qwenvl.rewards.kinds import CHOICE, LABELS, NUMBER, SPAN, WORDS, YES_NO, kind_called
 from qwenvl.types import FrameInfo, Hint, Record
 
 Values = dict[str, Any]
@@ -177,10 +165,11 @@ def answer_request(kind: str, wanted: str | None = None) -> str:
     """The text behind a question that requests a form of the answer.
 
     Args:
-        kind: of the answer, a key of ``ASKED_FOR``.
-        wanted: the requested answer in words. None: as ``ASKED_FOR`` has it.
+        kind: of the answer, by its name.
+        wanted: the requested answer in words. None: that of the kind.
     """
-    wanted = wanted or ASKED_FOR.get(kind, "the answer")
+    known = kind_called(kind)
+    wanted = wanted or (known.request if known else "the answer")
     return f"\nFirst think, within <think> </think>. Then give {wanted} within <answer> </answer>."
 
 
@@ -462,7 +451,8 @@ def _mvbench(row: Values, first_number: int | None = None) -> Made:
 
 def span_hints(record: Record, clips: Sequence[FrameInfo]) -> Iterator[Hint]:
     """Hints about a solution that no answer can equal: a span of it ends after the record's only clip."""
-    is_span = kind_called(str(record.fields.get("problem_type"))) == SPAN
+    kind = kind_called(str(record.fields.get("problem_type")))
+    is_span = kind is not None and kind.name == SPAN
     if len(clips) != 1 or not is_span:
         return
     spans = spans_in(solution_of(record.solution))

@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterator, Mapping
 
 from qwenvl.data.errors import kind_of
-from qwenvl.data.records.answer_kinds import ASKED_FOR, LABELS
 from qwenvl.rewards.functions.actions import (
     action_numbers,
     action_phrases,
@@ -20,6 +19,7 @@ from qwenvl.rewards.functions.actions import (
 from qwenvl.rewards.functions.answers import affirms, letters
 from qwenvl.rewards.functions.grounding import boxes_in, spans_in
 from qwenvl.rewards.functions.text import first_block, normalized, solution_of, unified
+from qwenvl.rewards.kinds import LABELS, kind_called
 from qwenvl.timeline import timeline_in
 from qwenvl.types import Hint, Record
 
@@ -125,9 +125,9 @@ def _list_that_is_not_read(record: Record, solution: str) -> Iterator[Hint]:
 
 def _is_of_another_kind(record: Record, solution: str) -> bool:
     """Whether a solution is no list of steps: a number, yes or no, the letter of an option, a span or a box."""
-    kind = record.fields.get("problem_type")
-    if kind in ASKED_FOR:
-        return kind != LABELS
+    kind = kind_called(str(record.fields.get("problem_type")))
+    if kind is not None:
+        return kind.name != LABELS
     says_yes_or_no = affirms(solution) is not None and not re.search("[0-9]", solution)  # and not "No. 2"
     if _NUMBER_ALONE.fullmatch(solution) or says_yes_or_no or letters(solution):
         return True

@@ -34,7 +34,8 @@ KEY_LENGTH = 20  # of the 64 digits of a hash
 _VERSION_LENGTH = 8  # the same, of an object of a page
 HIGH_FORMAT = 0.9  # a format reward from which a completion has the form
 HALF_RIGHT = 0.5  # an accuracy from which a repeated text is not suspected
-FORM = ("format", "tag", "length", "overlong", "repetition", "brevity")  # a reward with such a word judges the form
+# A reward with such a word in its name judges the form: those of the table of rewards, and what people call their own.
+FORM = ("format", "tag", "length", "overlong", "repetition", "brevity", "cosine", "evidence", "looked")
 _PLACE = re.compile(r"(\[\d+\]|:\d+)$")
 
 

@@ -546,6 +546,7 @@ def test_another_kind_beside_options_is_kept_as_the_source_kind():
         ({"answer": "from 3 to 5 s", "type": "temporal grounding"}, "temporal grounding", "3 to 5"),
         ({"answer": "3-5", "question": "What was the score?"}, "free-form", "3-5"),
         ({"answer": "red", "question_type": "count"}, "free-form", "red"),
+        ({"answer": "3", "question_type": "open-ended"}, "free-form", "3"),
         ({"answer": [[1, 2], [4, 6]], "question": "When?"}, "temporal grounding", "1 to 2, 4 to 6"),
     ],
 )

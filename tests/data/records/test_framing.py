@@ -9,11 +9,11 @@ from qwenvl.data.chat import chat_messages
 from qwenvl.data.options import FrameOptions, PromptOptions
 from qwenvl.data.prompt_length import Ruler
 from qwenvl.data.prompt_settings import PromptSettings
-from qwenvl.data.records.answer_kinds import CHOICE, SPAN, WORDS, YES_NO
 from qwenvl.data.records.framing import Framing, asked_record, framed_question
 from qwenvl.data.records.parse import ReadOptions, Row, parse_row
 from qwenvl.data.records.presets import PRESETS
 from qwenvl.demo.tiny import make_processor
+from qwenvl.rewards.kinds import CHOICE, SPAN, WORDS, YES_NO
 
 ROOT = Path("/media")
 QUESTION = "What moves?"

@@ -7,11 +7,11 @@ from decimal import Decimal
 import pytest
 from rouge_score.rouge_scorer import RougeScorer
 
-from qwenvl.data.records.answer_kinds import ASKED_FOR
 from qwenvl.rewards.function import call_plain
 from qwenvl.rewards.functions.actions import list_of
 from qwenvl.rewards.functions.answers import affirms, letters, numbers_in, solves
 from qwenvl.rewards.functions.grounding import boxes_in, spans_in
+from qwenvl.rewards.kinds import KINDS
 from qwenvl.rewards.resolve import resolve
 from qwenvl.rewards.table import check_problem_type
 
@@ -130,7 +130,7 @@ BY_HAND = {  # answer, solution, value
     "by_problem_type(numeric_tolerance=0.2)": [("3", "3.5", 1)],
     "by_problem_type(temporal_iou_boundary=True)": [("2 to 8", "4 to 10", 0.5 * 0.9 * 0.9)],
 }
-KINDS = {"by_problem_type(numeric_tolerance=0.2)": "numerical"}
+PROBLEM_TYPES = {"by_problem_type(numeric_tolerance=0.2)": "numerical"}
 FIELDS = {"duration": 20.0, "width": 640, "height": 480}
 
 
@@ -142,7 +142,7 @@ def value_of(name, answer, solution, **columns):
 
 @pytest.mark.parametrize("name", BY_HAND)
 def test_each_reward_gives_the_values_of_its_table(name):
-    kind = KINDS.get(name, "temporal grounding")
+    kind = PROBLEM_TYPES.get(name, "temporal grounding")
     for answer, solution, value in BY_HAND[name]:
         assert value_of(name, answer, solution, problem_type=kind, **FIELDS) == pytest.approx(value), answer
     columns = {"solution": [solution], "problem_type": [kind], **{field: [each] for field, each in FIELDS.items()}}
@@ -306,6 +306,7 @@ def test_kinds_of_problems_are_scored_row_by_row():
         ("temporal grounding", "0 to 4", "<answer>2 to 4</answer>", 0.5),
         ("Labels", "insert the fan, close the lid", "<answer>close the lid</answer>", 0.5),
         ("multiple choice", "A", "no answer", 0.0),
+        ("mcq", "A", "<answer>A</answer>", 1.0),  # as files call it
     ]
     kinds, solutions, texts, scores = (list(column) for column in zip(*rows, strict=True))
     columns = {"solution": solutions, "problem_type": kinds, "duration": [None] * len(rows)}
@@ -313,7 +314,7 @@ def test_kinds_of_problems_are_scored_row_by_row():
     with pytest.raises(ValueError, match="got 'riddle'"):
         value_of("by_problem_type", "B", "B", problem_type="riddle")
     known = check_problem_type("B", {"problem_type": "?"})
-    assert [kind for kind in ASKED_FOR if kind.casefold().replace("-", " ") not in known] == []
+    assert [kind.name for kind in KINDS if kind.name not in known] == []
 
 
 def test_rouge_agrees_with_the_library():
