@@ -62,7 +62,7 @@ def logits_processors(
 class NextToken:
     """Draws the next token of completions, or takes the most probable one at temperature 0.
 
-    Logits that are not finite raise no error. Their token is 0 and its log-prob is NaN, which the trainer reports
+    Logits that are not finite raise no error. Their token is any one and its log-prob is NaN, which the trainer reports
     (``--on_nonfinite``).
     """
 
@@ -168,7 +168,7 @@ def draw_nucleus(weights: Tensor, bound: Tensor) -> Tensor:
 
     Args:
         weights: r x V, at least 0.
-        bound: r, above 0: top_p of the mass.
+        bound: r, at least 0: top_p of the mass.
 
     Returns:
         r tokens. A row with a weight that is not finite gets any.
@@ -177,11 +177,14 @@ def draw_nucleus(weights: Tensor, bound: Tensor) -> Tensor:
     # Row by row: what is made of one row of 600 KB stays in the cache of the CPU.
     for row, (candidates, token, most) in enumerate(zip(weights, drawn, bound.tolist(), strict=True)):
         before = weights_before(candidates, token)
-        # False where a weight is not finite: no row is tried forever.
-        while float(before.sum()) >= most:
+        mass_before = float(before.sum())
+        # The first token is inside whatever the bound, which may be too small for a number. False where a weight is not
+        # finite: no row is tried forever.
+        while mass_before > 0 and mass_before >= most:
             candidates = before
             token = int(draw_by_weight(candidates[None]))
             before = weights_before(candidates, token)
+            mass_before = float(before.sum())
         drawn[row] = token
     return torch.tensor(drawn, device=weights.device)
 

@@ -222,6 +222,13 @@ def test_a_nucleus_takes_as_many_tries_as_said(monkeypatch):
         assert sum(calls) / rows < 1 + most + 5 * math.sqrt(most / rows)
 
 
+@pytest.mark.parametrize("top_p", [1e-30, 1e-46, 1e-300])
+def test_a_share_that_is_smaller_than_any_weight_takes_the_first_token(top_p):
+    logits = random_logits(3, 2 * PLAIN_VOCABULARY, 3.0)
+    drawn = draw_truncated(logits, params_of(top_p=top_p))
+    assert torch.equal(drawn, logits.argmax(1))
+
+
 # ---- both ways, and the border between them
 
 
