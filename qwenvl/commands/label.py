@@ -67,9 +67,10 @@ def questions_of(request: UseRequest) -> list[Record | ValueError]:
     Raises:
         ValueError, OSError: there is no such clip or file, or the question is missing.
     """
+    from qwenvl.data.media.source import VIDEO_SUFFIXES
     from qwenvl.data.records.catalog import resolve_datasets
     from qwenvl.data.records.record_file import RecordFile
-    from qwenvl.inspection.clips import VIDEO_SUFFIXES, find_clips
+    from qwenvl.inspection.clips import find_clips
     from qwenvl.inspection.playable import is_copy
 
     words = request.words

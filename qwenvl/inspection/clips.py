@@ -8,15 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from qwenvl.data.errors import RecordError
+from qwenvl.data.media.source import VIDEO_SUFFIXES
 from qwenvl.inspection.playable import is_copy
 from qwenvl.option import did_you_mean
 
-# fmt: off
-VIDEO_SUFFIXES = (
-    ".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".mpg", ".mpeg", ".ts", ".mts", ".m2ts", ".flv", ".wmv", ".asf",
-    ".3gp", ".ogv", ".vob",
-)
-# fmt: on
 # "/v/a.mp4;/v/b.mp4" and "/v/a.mp4|/v/b.mp4", as BORIS writes the media of an observation that has several.
 _SEVERAL_CLIPS = re.compile(rf"(?:{'|'.join(map(re.escape, VIDEO_SUFFIXES))})\s*[;|,]\s*\S", re.IGNORECASE)
 

@@ -265,7 +265,7 @@ def _labels(args: argparse.Namespace, root: Path, clips: Sequence[str], steps: S
     path = Path(args.answers)
     columns = parse_columns(args.columns or "")
     named = clips_by_name(clips)
-    is_export = path.suffix.lower() in span_exports.SUFFIXES
+    is_export = span_exports.is_export(path)
     if not is_export and not spans.has_spans(path, columns):
         for name in ("label_fps", "background"):
             if getattr(args, name) is not None:
@@ -340,13 +340,13 @@ def _check_no_background(steps: Steps, background: Collection[str], where: str) 
 
 def _given_labels(path: Path, clips: Sequence[str], columns: Mapping[str, str]) -> span_exports.Export:
     """The labels with times of an export, of a folder of label files and exports of ELAN, or of a table."""
-    if path.suffix.lower() in span_exports.SUFFIXES:
+    if span_exports.is_export(path):
         return span_exports.read_export(path)
     if not path.is_dir():
         return span_exports.Export(list(spans.table_spans(path, columns)))
     found = span_exports.Export(list(spans.folder_spans(path, clips)))
     for file in sorted(path.rglob("*")):
-        if file.suffix.lower() == ".eaf":
+        if file.suffix.lower() in span_exports.FOR_EACH_CLIP:
             export = span_exports.read_export(file)
             found.labelled.extend(export.labelled)
             found.other_kinds.update(export.other_kinds)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,12 +13,11 @@ from urllib.parse import unquote, urlsplit
 from xml.etree import ElementTree
 
 from qwenvl.data.errors import RecordError, kind_of
+from qwenvl.data.media.source import VIDEO_SUFFIXES
 from qwenvl.data.records.label_studio import counting_annotations, local_file
 from qwenvl.files import plain_file
-from qwenvl.inspection.clips import VIDEO_SUFFIXES
 from qwenvl.inspection.spans import LabelledSpan, of_source
 
-SUFFIXES = (".json", ".eaf")
 SPAN_TYPES = ("timelinelabels", "labels")  # of regions in Label Studio
 # Label Studio puts eight hexadecimal digits in front of the name of an uploaded file.
 _UPLOADED = re.compile(r"[0-9a-f]{8}-(?=.)")
@@ -36,14 +35,6 @@ class Export:
     labelled: list[LabelledSpan | RecordError] = field(default_factory=list)
     other_kinds: Counter[str] = field(default_factory=Counter)
 
-
-def read_export(path: Path) -> Export:
-    """What an exported file has, by its ending.
-
-    Raises:
-        RecordError: the file is not of its format.
-    """
-    return _label_studio(path) if path.suffix.lower() == ".json" else _elan(path)
 
 
 def _label_studio(path: Path) -> Export:
@@ -207,3 +198,24 @@ def _clip_path(address: str) -> str:
     if "/upload/" not in address:
         return path.strip("/").removeprefix("./")
     return _UPLOADED.sub("", Path(path).name, count=1)
+
+
+EXPORTS: dict[str, Callable[[Path], Export]] = {".json": _label_studio, ".eaf": _elan}
+"""The formats of exported files, by their endings."""
+
+FOR_EACH_CLIP = (".eaf",)
+"""Those that have a file for each clip, which may lie in a folder of label files."""
+
+
+def is_export(path: Path) -> bool:
+    """Whether a file is exported by a program for annotation, by its ending."""
+    return path.suffix.lower() in EXPORTS
+
+
+def read_export(path: Path) -> Export:
+    """What an exported file has.
+
+    Raises:
+        RecordError: the file is not of its format.
+    """
+    return EXPORTS[path.suffix.lower()](path)

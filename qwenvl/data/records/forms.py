@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from qwenvl.data.errors import RecordError, kind_of
+from qwenvl.data.media.source import FRAME_SUFFIXES
 from qwenvl.data.records.choices import OPTION_KEYS, list_in
 from qwenvl.data.records.frame_settings import (
     ClipSettings,
@@ -34,7 +35,6 @@ from qwenvl.data.records.keys import (
     ANSWERING_KEYS,
     ASKING_KEYS,
     OLDEST_FORMS,
-    PICTURE_ENDINGS,
     SYSTEM_KEYS,
     TIME_KEYS,
     TURN_KEYS,
@@ -515,7 +515,7 @@ def _listed(value: Any, key: str, where: str, medium: Medium, draft: Draft) -> l
 def _is_list_of_pictures(value: Any) -> bool:
     """Whether a value is a list of paths that end like pictures."""
     names = isinstance(value, list) and all(isinstance(each, str) for each in value)
-    return names and bool(value) and all(each.lower().endswith(PICTURE_ENDINGS) for each in value)
+    return names and bool(value) and all(each.lower().endswith(FRAME_SUFFIXES) for each in value)
 
 
 def _medium_of(part: Any, medium: Medium) -> Any:

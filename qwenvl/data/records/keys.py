@@ -12,6 +12,7 @@ from pathlib import PurePosixPath
 from typing import Any, Literal
 
 from qwenvl.data.errors import RecordError, kind_of
+from qwenvl.data.media.source import FRAME_SUFFIXES, VIDEO_SUFFIXES
 from qwenvl.files import is_address
 
 # Keys of our own forms. Of the turns, the first that a row has is read.
@@ -50,9 +51,8 @@ ADVICE = {
 Medium = Literal["video", "image"]
 MEDIA_KEY = "media key"
 """The kind of the error about a key that seems to name the row's clip or picture."""
-CLIP_ENDINGS = (".mp4", ".mkv", ".webm", ".avi", ".mov", ".m4v", ".mpg", ".mpeg", ".flv", ".wmv", ".3gp", ".gif")
-PICTURE_ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
-_ENDINGS: dict[str, Medium] = {**dict.fromkeys(CLIP_ENDINGS, "video"), **dict.fromkeys(PICTURE_ENDINGS, "image")}
+CLIP_ENDINGS = (*VIDEO_SUFFIXES, ".gif")
+_ENDINGS: dict[str, Medium] = {**dict.fromkeys(CLIP_ENDINGS, "video"), **dict.fromkeys(FRAME_SUFFIXES, "image")}
 
 _OTHER_ENDINGS = {".txt", ".json", ".jsonl", ".csv", ".tsv", ".xml", ".html", ".pdf", ".md", ".py", ".srt", ".vtt"}
 _OTHER_ENDINGS |= {".wav", ".mp3", ".npy", ".npz", ".pt", ".pkl", ".h5", ".parquet"}

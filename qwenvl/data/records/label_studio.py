@@ -10,12 +10,13 @@ from typing import Any, Literal
 from urllib.parse import unquote
 
 from qwenvl.data.errors import kind_of
-from qwenvl.data.records.keys import CLIP_ENDINGS, PICTURE_ENDINGS
+from qwenvl.data.media.source import FRAME_SUFFIXES
+from qwenvl.data.records.keys import CLIP_ENDINGS
 
 Values = Mapping[str, Any]
 
 _MEDIA_KEYS = ("video", "image")
-_PICTURES = {*PICTURE_ENDINGS, ".gif"}
+_PICTURES = {*FRAME_SUFFIXES, ".gif"}
 _MEDIA_ENDINGS = {*CLIP_ENDINGS, *_PICTURES}
 _LABELLING = ("choices", "timelinelabels", "labels", "taxonomy")
 _NUMBERS = ("number", "rating")
