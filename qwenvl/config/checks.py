@@ -321,7 +321,7 @@ def _of_reference(config: Any) -> Iterator[str]:
     if config.load_in_4bit and config.ref_model_name_or_path is not None:
         reason = "the reference is the model without its adapter"
         yield not_with("--load_in_4bit", "--ref_model_name_or_path", reason)
-    if not config.grpo_beta and config.teacher != "reference":
+    if not config.needs_reference:
         needed = "--grpo_beta above 0 or --teacher reference"
         reason = "there is no reference otherwise"
         for name in set_among(config, "ref_model_name_or_path", "sync_ref_model"):

@@ -18,7 +18,7 @@ from qwenvl.data.options import (
 from qwenvl.data.tool_options import ToolOptions
 from qwenvl.grpo.options import DistillOptions, ObjectiveOptions
 from qwenvl.model.options import KernelOptions, LoraOptions, ModelOptions, ReferenceOptions, TuneOptions
-from qwenvl.option import Options
+from qwenvl.option import Options, name_of_row
 from qwenvl.rewards.options import ContrastOptions, RewardOptions
 from qwenvl.rollout.options import (
     DecodingSpeedOptions,
@@ -65,6 +65,11 @@ class TrainingOptions(
     DistillOptions,
 ):
     """The options of training by rewards, but for those of the Trainer."""
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether there is a reference: for the KL term, or as the teacher."""
+        return self.grpo_beta > 0 or name_of_row(self, "teacher") == "reference"
 
 
 @dataclass

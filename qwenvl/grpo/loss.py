@@ -2,7 +2,8 @@
 
 An objective answers three questions. ``RATIOS``: how far has the policy moved on a token since it was sampled?
 ``LIMITS``: how much of that may the loss use? ``AVERAGES``: how do tokens become one number?
-A new objective is a row of ``LOSSES`` and at most one small function in ``surrogates``.
+A new objective is a row of ``LOSSES`` and at most one small function in ``surrogates``. To be a flag's choice, it needs
+its row among the ``LOSS_ROWS`` of ``options``, too.
 """
 
 from __future__ import annotations
@@ -183,11 +184,12 @@ class Objective:
             metrics["loss/distill"] = distilled.item()
             loss = loss + distilled
 
-        # Entropy bonus: - entropy_coef * the mean entropy of the step's tokens, whatever the average of the others.
+        # Entropy bonus: - entropy_coef * the mean entropy of the step's tokens, also where others have another average.
         if inputs.entropies is not None:
             by_token["entropy"] = inputs.entropies.detach()
             if self.entropy_coef or self.entropy_coef_moves:
-                bonus = -self.entropy_coef * over_tokens(inputs.entropies * mask, mask, counts, 1)
+                mean_entropy = (inputs.entropies * mask).sum() / max(counts.tokens, 1)
+                bonus = -self.entropy_coef * mean_entropy
                 metrics["loss/entropy"] = bonus.item()
                 metrics["entropy_coef"] = self.entropy_coef
                 if self.entropy_coef:
@@ -199,7 +201,8 @@ class Objective:
         return LossOutput(loss, metrics)
 
     def _average(self, per_token: Tensor, mask: Tensor, counts: StepCounts) -> Tensor:
-        return AVERAGES[self.average](per_token * mask, mask, counts, self.max_completion_length or 1)
+        max_length = self.max_completion_length or 1  # ``_check`` refuses an average that reads it where there is none
+        return AVERAGES[self.average](per_token * mask, mask, counts, max_length)
 
 
 LOSSES: dict[str, Objective] = {
@@ -317,17 +320,22 @@ def _check(inputs: LossInputs, objective: Objective) -> None:
         values = getattr(inputs, name)
         if values is not None and tuple(values.shape) != shape:
             raise ValueError(f"{name}: expected shape {shape}, got {tuple(values.shape)}")
-    correction = objective.weighting.correction if inputs.mask.any() else "none"
-    needed = (
-        ("beta", objective.beta, "ref_logprobs"),
-        ("entropy_coef", objective.entropy_coef, "entropies"),
-        ("importance_correction", correction != "none" and correction, "sampler_logprobs"),
-    )
-    for setting, value, name in needed:
-        if value and getattr(inputs, name) is None:
-            raise ValueError(f"{setting} is {value} and needs {name}, of which there are none: change {setting}")
+    if objective.beta and inputs.ref_logprobs is None:
+        raise _lacks("beta", objective.beta, "ref_logprobs")
+    if objective.distill and inputs.divergences is None:
+        raise _lacks("distill", objective.distill, "divergences")
+    if objective.entropy_coef and inputs.entropies is None:
+        raise _lacks("entropy_coef", objective.entropy_coef, "entropies")
+    correction = objective.weighting.correction
+    # Where no token counts there may have been no prompt, and no engine that was asked.
+    if correction != "none" and inputs.sampler_logprobs is None and inputs.mask.any():
+        raise _lacks("importance_correction", correction, "sampler_logprobs")
     if objective.average == "max_length" and not objective.max_completion_length:
         raise ValueError("dr_grpo needs max_completion_length, at least 1 token")
+
+
+def _lacks(setting: str, value: float | str, name: str) -> ValueError:
+    return ValueError(f"{setting} is {value} and needs {name}, of which there are none: change {setting}")
 
 
 _BY_TOKEN = ("logprobs", "old_logprobs", "ref_logprobs", "entropies", "sampler_logprobs", "divergences")

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from qwenvl.option import (
     NoArguments,
     Options,
+    RowValue,
     name_of_row,
     nearest,
     no_effect,
@@ -22,11 +23,17 @@ from qwenvl.option import (
 
 CLIPPED_LOSSES = ("grpo", "bnpo", "dapo", "dr_grpo", "gspo", "luspo")
 """The losses with the limit ``clip``, which reads the two epsilons."""
+SEQUENCE_LOSSES = ("gspo", "luspo")
+"""The losses whose ratio is that of a completion, where no argument says otherwise."""
+
+_NEEDS_OLDER = "Needs --num_iterations above 1 or (--async_rollouts above 0 and --importance_correction none)."
+_NEEDS_CLIP = f"Needs --loss_type {' or '.join(CLIPPED_LOSSES)}."
 
 _OFF_POLICY_MASK: Any = option(
     None,
     "Leave completions with a negative advantage out of the policy term where the policy has moved away from them: "
-    "where their mean log-prob per token has fallen by more than this many nats since they were sampled, above 0.",
+    "where their mean log-prob per token has fallen by more than this many nats since they were sampled, above 0. "
+    "Where a teacher gives each token its advantage, those tokens are left out whose advantage is negative.",
     unset="none is left out",
     above=0,
 )
@@ -47,9 +54,8 @@ class RatioArguments(Options):
     ratio: Literal["token", "sequence", "sequence_token"] | None = option(
         None,
         "What has an importance ratio. token: each token. sequence: the completion, the geometric mean of its "
-        "tokens'. sequence_token: that value, with the gradient of each token. Needs --num_iterations above 1 or "
-        "(--async_rollouts above 0 and --importance_correction none).",
-        unset="that of the loss: sequence for gspo and luspo, else token",
+        f"tokens'. sequence_token: that value, with the gradient of each token. {_NEEDS_OLDER}",
+        unset=f"that of the loss: sequence for {' and '.join(SEQUENCE_LOSSES)}, else token",
     )
 
 
@@ -60,29 +66,32 @@ class ClipArguments(RatioArguments):
     delta: float | None = option(
         None,
         "Upper bound on the ratio of tokens with a negative advantage, above 1 + --grpo_epsilon_high (two-sided "
-        "clipping). Less: such tokens are pushed down less. Needs --num_iterations above 1 or (--async_rollouts above "
-        "0 and --importance_correction none).",
+        f"clipping). Less: such tokens are pushed down less. {_NEEDS_OLDER}",
         unset="no such bound",
         above=1,
     )
     dual_clip: float | None = option(
         None,
         "Dual clip: upper bound on the loss of a token with a negative advantage, as a multiple of that advantage, "
-        "above 1; 3 is usual. A token at the bound has no gradient. Needs --num_iterations above 1 or "
-        "(--async_rollouts above 0 and --importance_correction none).",
+        f"above 1; 3 is usual. A token at the bound has no gradient. {_NEEDS_OLDER}",
         unset="no such bound",
         above=1,
     )
+
+    def problems(self) -> Iterator[str]:
+        if self.delta is not None and self.dual_clip is not None:
+            yield "delta and dual_clip bound the same, the ratio of tokens with a negative advantage: give one of them"
 
 
 @dataclass
 class CispoArguments(RatioArguments):
     """The arguments of cispo."""
 
-    bound: float = option(
-        5.0,
+    bound: float | None = option(
+        None,
         "Upper bound on the weight of a token, above 0: the ratio is clipped at the bound itself, not at 1 + bound. "
-        "Needs --num_iterations above 1 or (--async_rollouts above 0 and --importance_correction none).",
+        f"{_NEEDS_OLDER}",
+        unset="5",
         above=0,
     )
 
@@ -94,7 +103,8 @@ LOSS_ROWS: Mapping[str | None, type[Options]] = {
     "vespo": MaskArguments,
     "reward_weighted": MaskArguments,
 }
-"""The rows of ``LOSSES`` in ``qwenvl.grpo.loss``, which needs torch. A test holds the two to each other."""
+"""The arguments of the rows of ``LOSSES`` in ``qwenvl.grpo.loss``, which needs torch. A test holds the two to each
+other, and to ``CLIPPED_LOSSES`` and ``SEQUENCE_LOSSES``."""
 
 
 @dataclass
@@ -123,8 +133,7 @@ class KlArguments(Options):
     unbiased: bool = option(
         False,
         "Multiply the KL of a token by its importance ratio, so that its gradient stays unbiased for completions of "
-        "an older policy. Needs --num_iterations above 1 or (--async_rollouts above 0 and --importance_correction "
-        "none).",
+        f"an older policy. {_NEEDS_OLDER}",
     )
 
 
@@ -136,7 +145,7 @@ class CorrectionArguments(Options):
     min: float | None = option(None, "Smallest weight, above 0 and below max.", unset="no such bound", above=0)
 
     def problems(self) -> Iterator[str]:
-        if (self.min or 0) >= self.max:
+        if self.min is not None and self.min >= self.max:
             yield f"min must be below max, {self.max:g}, got {self.min:g}"
 
 
@@ -171,8 +180,7 @@ class ObjectiveOptions(Options):
     grpo_epsilon: float | None = option(
         None,
         "Lower clip bound, above 0 and below 1: the importance ratio is clipped at 1 - epsilon. Less: steps on the "
-        "same completions change less. Needs --num_iterations above 1 or (--async_rollouts above 0 and "
-        "--importance_correction none). Needs --loss_type grpo or bnpo or dapo or dr_grpo or gspo or luspo.",
+        f"same completions change less. {_NEEDS_OLDER} {_NEEDS_CLIP}",
         unset="that of the loss, 0.2, for gspo and luspo 0.0003",
         above=0,
         below=1,
@@ -180,8 +188,7 @@ class ObjectiveOptions(Options):
     grpo_epsilon_high: float | None = option(
         None,
         "Upper clip bound, above 0: the importance ratio is clipped at 1 + epsilon_high. More than --grpo_epsilon: "
-        "rare tokens may become likely sooner. Needs --num_iterations above 1 or (--async_rollouts above 0 and "
-        "--importance_correction none). Needs --loss_type grpo or bnpo or dapo or dr_grpo or gspo or luspo.",
+        f"rare tokens may become likely sooner. {_NEEDS_OLDER} {_NEEDS_CLIP}",
         unset="that of the loss, 0.28 for dapo, 0.0004 for gspo and luspo, else that of --grpo_epsilon",
         above=0,
     )
@@ -370,7 +377,7 @@ class TeacherOptions(Options):
     def problems(self) -> Iterator[str]:
         if self.teacher is None and self.teacher_sees is not None:
             yield no_effect("--teacher_sees", without="--teacher")
-        if self.teacher == "self" and self.teacher_sees is None:
+        if name_of_row(self, "teacher") == "self" and self.teacher_sees is None:
             yield "--teacher self has no effect where it sees what the policy sees: give --teacher_sees, as frames(32)"
         view = row_of(self, "teacher_sees")
         if view and view.name not in VIEW_ROWS and ":" not in view.name:
@@ -420,9 +427,15 @@ class DistillOptions(TeacherOptions):
             subject = f"offload of --teacher {self.teacher_path}"
             yield not_with(subject, "--distill_kl full", "the policy's pass reads its head")
         loss = row_of(self, "loss_type") if hasattr(self, "loss_type") else None
-        level = loss and (getattr(loss.arguments, "ratio", None) or loss.name)
-        if loss and level in ("gspo", "luspo", "sequence") and self.teacher_weight and self.distill_kl != "full":
+        teaches_tokens = self.teacher_weight > 0 and name_of_row(self, "distill_kl") != "full"
+        if loss is not None and teaches_tokens and _ratio_of(loss) == "sequence":
             yield (
                 f"--loss_type {loss.name} has one ratio for a completion, and a teacher an advantage for each "
                 "token: take another loss, or --distill_kl full"
             )
+
+
+def _ratio_of(loss: RowValue) -> str:
+    """What has an importance ratio in a loss: a token, or the completion."""
+    own = "sequence" if loss.name in SEQUENCE_LOSSES else "token"
+    return getattr(loss.arguments, "ratio", None) or own

@@ -259,7 +259,7 @@ class Weighting:
     Attributes:
         correction: a row of ``CORRECTIONS``, or ``none``.
         lowest, highest: bounds of its weights. A ``lowest`` of None is no bound.
-        off_policy_threshold: completions that ``off_policy`` finds at this threshold weigh nothing. None: all weigh.
+        off_policy_threshold: what ``off_policy`` finds at this threshold weighs nothing. None: all weigh.
 
     Example:
         >>> weights, _ = Weighting(off_policy_threshold=0.5)(inputs)
@@ -291,13 +291,16 @@ class Weighting:
 
 
 def off_policy(fallen: Tensor, advantages: Tensor, mask: Tensor, threshold: float) -> Tensor:
-    """True for completions to drop: A < 0 and mean(l_sampler - l) > threshold (DeepSeek-V3.2, arXiv:2512.02556).
+    """True for tokens to drop: A < 0, and mean(l_sampler - l) > threshold over their completion's tokens.
+
+    So the paper masks tokens (DeepSeek-V3.2, arXiv:2512.02556). Of advantages of completions, N x 1, all tokens of a
+    completion are dropped, or none. Those of a teacher, N x T, differ between tokens.
 
     Args:
         fallen: N x T, l_sampler - l.
 
     Returns:
-        N x T bool, the same for all tokens of a completion.
+        N x T bool.
     """
     return ((advantages < 0) & (_mean(fallen, mask) > threshold)).expand_as(fallen)
 

@@ -28,7 +28,7 @@ from qwenvl.data.views import SHOWN, View, changed_by, reads_completions, unchan
 from qwenvl.failure import counted
 from qwenvl.grpo.options import TeacherOptions
 from qwenvl.model.loading import four_bit_settings, load_model, require_four_bit, resolve_attention
-from qwenvl.option import was_set
+from qwenvl.option import name_of_row, was_set
 from qwenvl.rewards import Rubric
 from qwenvl.step.pipeline import correctness_of, rubric_of
 from qwenvl.types import Record
@@ -250,7 +250,7 @@ def check_view(args: TeacherOptions, view: View, records: Sequence[Record]) -> N
         return
     read = all_or_spot_checked(records)
     changed, looked = changed_by(view, read)
-    needs = SHOWN.get(str(args.teacher_sees).partition("(")[0], "what the function adds")
+    needs = SHOWN.get(name_of_row(args, "teacher_sees") or "", "what the function adds")
     if not changed:
         raise ValueError(
             f"--teacher_sees {args.teacher_sees} has no effect: none of {counted(looked, 'record')} has {needs}"

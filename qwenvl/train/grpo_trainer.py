@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from accelerate.utils import gather_object
 from torch import Tensor, nn
 from transformers import ProcessorMixin, TrainerCallback
@@ -108,7 +109,7 @@ class GRPOTrainer(PolicyTrainer):
             processing_class=processing_class,
             callbacks=callbacks,
             peft_config=peft_config,
-            with_reference=args.grpo_beta > 0 or args.teacher == "reference",
+            with_reference=args.needs_reference,
         )
         family = unwrap(self.model).config.model_type
         if args.engine_has_own_weights and args.correction == "none" and family == "qwen3_5":
@@ -165,8 +166,6 @@ class GRPOTrainer(PolicyTrainer):
             collate=collator,
             teacher_alone=self.teacher_alone,
         )
-        import torch
-
         # A script may give a model in half precision without a flag that says so.
         has_half_weights = any(weight.dtype in (torch.bfloat16, torch.float16) for weight in self.model.parameters())
         self.logprobs = Logprobs(

@@ -143,6 +143,14 @@ def test_learning_rates_that_follow_the_reward_fall_when_the_reward_falls(make):
     [
         ({"loss_type": "grpo(dleta=4)"}, "--loss_type grpo has no argument 'dleta': did you mean delta?"),
         ({"loss_type": "cispo(delta=4)"}, "--loss_type cispo has no argument 'delta': it has off_policy_mask, "),
+        (
+            {"loss_type": "grpo(delta=4, dual_clip=3)", "num_iterations": 2},
+            "--loss_type: delta and dual_clip bound the same",
+        ),
+        (
+            {"importance_correction": "token_mask(max=-1)", "async_rollouts": 1},
+            "--importance_correction: max must be above 0, got -1",
+        ),
         ({"loss_type": "grpo(delta=0.5)"}, "--loss_type: delta must be above 1, got 0.5"),
         ({"loss_type": "gspo(ratio=word)"}, "--loss_type: ratio must be one of token, sequence, sequence_token, "),
         ({"loss_type": "grpo(4)"}, "--loss_type grpo(4): expected name(argument=value, ...) with numbers"),
@@ -156,10 +164,12 @@ def test_a_wrong_argument_of_a_loss_estimator_or_filter_is_named_with_the_valid_
 
 
 def test_arguments_of_losses_estimators_and_filters_reach_their_reader(make):
-    bounds = objective_of(make(loss_type="dapo(delta=4, dual_clip=3)", num_iterations=2), 8).bounds
-    assert (bounds.delta, bounds.dual_clip, bounds.epsilon_high) == (4, 3, 0.28)
+    bounds = objective_of(make(loss_type="dapo(delta=4)", num_iterations=2), 8).bounds
+    assert (bounds.delta, bounds.dual_clip, bounds.epsilon_high) == (4, None, 0.28)
+    assert objective_of(make(loss_type="dapo(dual_clip=3)", num_iterations=2), 8).bounds.dual_clip == 3
     cispo = objective_of(make(loss_type="cispo(bound=4, ratio=sequence)", num_iterations=2), 8)
     assert (cispo.bounds.cispo, cispo.ratio) == (4, "sequence")
+    assert objective_of(make(loss_type="cispo"), 8).bounds.cispo == 5
     assert objective_of(make(kl_estimator="k2(unbiased=True)", num_iterations=2), 8).kl_unbiased
     assert objective_of(make(loss_type="gspo"), 8) == replace(LOSSES["gspo"], max_completion_length=8)
     assert make(advantage_estimator="rloo(kl_in_reward=True)").kl_in_reward and not make().kl_in_reward

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from qwenvl.grpo.loss import LOSSES, LossInputs, StepCounts
-from qwenvl.grpo.options import CLIPPED_LOSSES, LOSS_ROWS, ObjectiveOptions, RatioArguments
+from qwenvl.grpo.options import CLIPPED_LOSSES, LOSS_ROWS, SEQUENCE_LOSSES, ObjectiveOptions, RatioArguments
 from qwenvl.grpo.surrogates import KL_ESTIMATORS, RATIOS, RatioBounds
 from qwenvl.option import choices_of
 from tests.grpo.by_hand import ADVANTAGES, COUNTS, LENGTHS, Case, by_hand, check, random_case, settled
@@ -17,6 +17,7 @@ from tests.grpo.by_hand import ADVANTAGES, COUNTS, LENGTHS, Case, by_hand, check
 def test_the_options_name_the_rows_of_the_table():
     assert tuple(LOSS_ROWS) == tuple(LOSSES)
     assert {name for name, row in LOSSES.items() if row.limit == "clip"} == set(CLIPPED_LOSSES)
+    assert {name for name, row in LOSSES.items() if row.ratio == "sequence"} == set(SEQUENCE_LOSSES)
     assert choices_of(get_type_hints(RatioArguments)["ratio"]) == tuple(RATIOS)
     (kl,) = (each for each in fields(ObjectiveOptions) if each.name == "kl_estimator")
     assert tuple(kl.metadata["rows"]) == tuple(KL_ESTIMATORS)

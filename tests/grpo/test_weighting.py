@@ -10,7 +10,7 @@ import torch
 
 from qwenvl.grpo.loss import LOSSES, StepCounts, objective_of
 from qwenvl.grpo.options import CORRECTION_ROWS, ObjectiveOptions
-from qwenvl.grpo.surrogates import CORRECTIONS, Weighting, entropy_floor
+from qwenvl.grpo.surrogates import CORRECTIONS, Weighting, entropy_floor, off_policy
 from tests.grpo.by_hand import ADVANTAGES, COUNTS, LENGTHS, Case, check, random_case, settled
 
 ROWS = ["grpo", "dapo", "dr_grpo", "gspo", "cispo", "sapo", "reward_weighted", "bnpo"]
@@ -83,6 +83,16 @@ def test_completions_that_the_policy_has_left_are_dropped_where_they_are_bad(cas
     inputs = replace(case.inputs(), sampler_logprobs=sampler if own_weights else None)
     objective = replace(settled(LOSSES[row]), weighting=Weighting(off_policy_threshold=threshold))
     check(objective, case, inputs, weights, **{"off_policy/dropped_frac": dropped / sum(LENGTHS)})
+
+
+def test_of_the_advantages_of_tokens_the_negative_ones_are_dropped():
+    fallen = torch.tensor([[1.0, 0.2, 0.3], [0.1, 0.1, 0.1]])
+    mask = torch.ones(2, 3, dtype=torch.bool)
+    by_token = torch.tensor([[-1.0, 0.5, -1.0], [-1.0, -1.0, 1.0]])
+    dropped = off_policy(fallen, by_token, mask, 0.4)  # means of 0.5 and 0.1
+    assert dropped.tolist() == [[True, False, True], [False] * 3]
+    of_completions = off_policy(fallen, torch.tensor([[-1.0], [-1.0]]), mask, 0.4)
+    assert of_completions.tolist() == [[True] * 3, [False] * 3]
 
 
 @pytest.mark.parametrize("row", ROWS)
@@ -162,6 +172,8 @@ def test_a_missing_input_of_an_objective_is_named(case):
     objective = settled(LOSSES["grpo"])
     with pytest.raises(ValueError, match=r"entropy_coef is 0\.1 and needs entropies"):
         replace(objective, entropy_coef=0.1)(case.inputs(), COUNTS)
+    with pytest.raises(ValueError, match=r"distill is 0\.5 and needs divergences"):
+        replace(objective, distill=0.5)(case.inputs(), COUNTS)
     with pytest.raises(ValueError, match="importance_correction is token_mask and needs sampler_logprobs"):
         replace(objective, weighting=Weighting("token_mask"))(case.inputs(), COUNTS)
     with pytest.raises(ValueError, match=r"policy_mask: expected shape \(6, 6\), got \(6, 5\)"):

@@ -354,6 +354,8 @@ def test_views_show_frames_evidence_solution_or_feedback(evident_data):
         ({**SEES_MORE, "distill_kl": "full(clip=3)"}, "--distill_kl full has no argument 'clip'"),
         ({**SEES_MORE, "distill_weight": 0.0, "distill_on": "vision"}, "cannot be used with --distill_weight 0"),
         ({**SEES_MORE, "loss_type": "gspo"}, "one ratio for a completion"),
+        ({**SEES_MORE, "loss_type": "grpo(ratio=sequence)", "num_iterations": 2}, "one ratio for a completion"),
+        ({"teacher": "self()"}, "--teacher self has no effect where it sees what the policy sees"),
         ({"teacher": "some/model(offload=True)", "use_cpu": True}, "offload of --teacher some/model cannot be used"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

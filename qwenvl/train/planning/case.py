@@ -102,10 +102,15 @@ def case_of(
     sizes = list(_parameters(policy, base, args.load_in_4bit, rounds))
     learning = {part_of(name) for name, _, _, learns in sizes if learns}
     shares = args.shared_prefix == "auto"
-    reference: ReferenceKind = "copy" if bare is policy else "adapter"
-    kept = args.grpo_beta > 0 or args.teacher == "reference"
-    if not kept or args.ref_model_name_or_path is not None:
-        reference = "other" if kept else "none"
+    reference: ReferenceKind
+    if not args.needs_reference:
+        reference = "none"
+    elif args.ref_model_name_or_path is not None:
+        reference = "other"
+    elif bare is policy:
+        reference = "copy"
+    else:
+        reference = "adapter"
     patches = prompt.vision * shapes.vision.merged
     pixels = args.per_device_train_batch_size * patches * shapes.vision.patch_values
     teacher = None
