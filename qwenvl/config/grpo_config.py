@@ -17,7 +17,7 @@ from transformers import TrainingArguments, get_scheduler
 from qwenvl.config.checks import problems_of_machine, problems_of_run
 from qwenvl.config.flags import help_of
 from qwenvl.config.other_names import unknown_flag
-from qwenvl.config.settings import TrainingOptions, WarmupRunOptions, flags_elsewhere
+from qwenvl.config.settings import TrainingOptions, WarmupRunOptions, flags_elsewhere, prompts_per_step
 from qwenvl.rollout.options import DecodingSpeedOptions
 from qwenvl.types import EVALUATED
 
@@ -179,8 +179,7 @@ def settle(config: Any, rates: tuple[float, float], best_metric: str) -> None:
         better = "max" if config.greater_is_better else "min"
         config.lr_scheduler_kwargs = {"mode": better, **(config.lr_scheduler_kwargs or {})}
     check_schedule(config)
-    step = config.per_device_train_batch_size * config.gradient_accumulation_steps * config.world_size
-    if config.train_sampling_strategy == "group_by_length" and step == 1:
+    if config.train_sampling_strategy == "group_by_length" and prompts_per_step(config) == 1:
         raise ValueError(
             "--train_sampling_strategy group_by_length has no effect on steps of one prompt: leave it out, or "
             "raise --per_device_train_batch_size or --gradient_accumulation_steps"

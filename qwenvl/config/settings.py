@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import Any
 
 from qwenvl.config.checks import problems_of_run
 from qwenvl.config.own_options import DeviceOptions, LoaderOptions, RunOptions, TrainerOptions, WarmupOptions
@@ -107,6 +108,15 @@ def flags_elsewhere(kind: type) -> dict[str, str]:
     if issubclass(kind, WarmupOptions):
         return {name: f"--{name} has no effect in a warm-up: {why}; leave it out" for name, why in OF_TRAINING.items()}
     return {each.name: f"unknown flag {each.name}; qwenvl warmup has it" for each in fields(WarmupOptions)}
+
+
+def prompts_per_step(args: Any) -> int:
+    """The prompts of an optimizer step, those of all processes.
+
+    Args:
+        args: settings of a run with those of the Trainer.
+    """
+    return args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
 
 
 class CheckedAsARun:

@@ -21,7 +21,7 @@ from qwenvl.own_code import named_errors
 from qwenvl.rewards.functions.looking import evidence_of
 from qwenvl.rewards.functions.text import solution_of
 from qwenvl.rewards.resolve import load_file
-from qwenvl.rewards.rubric import own
+from qwenvl.rewards.rubric import private_copy
 from qwenvl.types import ClipMeta, Record
 
 View = Callable[..., Any]
@@ -186,7 +186,7 @@ def changed_by(view: View, records: Iterable[Record]) -> tuple[int, int]:
 
 def _copied(record: Record) -> Record:
     """The record for a function of the user, which may change the lists in it that rewards read."""
-    return replace(record, fields=own(record.fields))
+    return replace(record, fields=private_copy(record.fields))
 
 
 def _is_built_in(view: View) -> bool:

@@ -46,7 +46,7 @@ def unique_fraction(texts: Sequence[str], group_size: int) -> float:
 def reward_std(rewards: Tensor, group_size: int) -> float:
     """Mean over groups of the standard deviation (n-1) within the group, or 0 without rows.
 
-    A reward that is NaN ("no reward") is left out. A group with fewer than two others has a deviation of 0.
+    A reward that is NaN ("no reward") is left out. A group with fewer than two rewards has a deviation of 0.
     """
     return nanstd(rewards.view(-1, group_size), dim=1).mean().item() if rewards.numel() else 0.0
 

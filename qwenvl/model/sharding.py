@@ -28,6 +28,11 @@ def sharded_modules(model: nn.Module) -> list[FSDPModule]:
     return [module for module in model.modules() if isinstance(module, FSDPModule)]
 
 
+def shares_weights(model: nn.Module) -> bool:
+    """Whether processes share the weights of a model, so that none has all of them."""
+    return is_partitioned(model) or bool(sharded_modules(model))
+
+
 @contextmanager
 def whole_weights(model: nn.Module, wrapped: nn.Module | None = None) -> Iterator[None]:
     """Context manager in which every process has all weights of ``model``, to be read and not changed. Collective.
@@ -38,15 +43,15 @@ def whole_weights(model: nn.Module, wrapped: nn.Module | None = None) -> Iterato
     Args:
         wrapped: the model as DeepSpeed has wrapped it. Before that, the model itself or None.
     """
-    sharded, partitioned = sharded_modules(model), is_partitioned(model)
+    partitioned = is_partitioned(model)
     with ExitStack() as stack:
-        for module in sharded:
+        for module in sharded_modules(model):
             stack.enter_context(unsharded(module))
         if partitioned:
             from deepspeed.runtime.zero.partition_parameters import GatheredParameters
 
             stack.enter_context(GatheredParameters(model.parameters()))
-        if sharded or partitioned:
+        if shares_weights(model):
             stack.enter_context(without_hooks(model, wrapped))
         yield
 

@@ -284,8 +284,8 @@ class Rubric:
         for name, values in given.columns.items():
             own_columns[name] = [values[row] for row in rows]
         positional, keywords = arguments(function, own_texts, own_columns | shared)
-        keywords = {name: each if name in shared else own(each) for name, each in keywords.items()}
-        bound = partial(function.call, *own(positional), **keywords, **function.arguments)
+        keywords = {name: each if name in shared else private_copy(each) for name, each in keywords.items()}
+        bound = partial(function.call, *private_copy(positional), **keywords, **function.arguments)
         if not function.is_async:
             return _Call(function, rows, result=bound)
         if self._async_calls is None:
@@ -369,14 +369,14 @@ def _one_per_row(name: str, rows: int, values: Any) -> list[Any]:
     )
 
 
-def own(value: Any) -> Any:
+def private_copy(value: Any) -> Any:
     """A copy of lists, dicts and all that they hold. Numbers, texts and None stay as they are."""
     if type(value) in _PLAIN or isinstance(value, str):
         return value
     if type(value) is list:
-        return value.copy() if _PLAIN.issuperset(map(type, value)) else [own(each) for each in value]
+        return value.copy() if _PLAIN.issuperset(map(type, value)) else [private_copy(each) for each in value]
     if type(value) is dict:
-        return {name: own(each) for name, each in value.items()}
+        return {name: private_copy(each) for name, each in value.items()}
     return copy.deepcopy(value)
 
 
@@ -394,7 +394,7 @@ def _copied_state(state: Any, *, with_rows: bool) -> Any:
             rows = value or []
             setattr(copied, name, [row.copy() for row in rows] if with_rows else list(rows))
         elif isinstance(value, (list, dict)):
-            setattr(copied, name, own(value))
+            setattr(copied, name, private_copy(value))
     return copied
 
 

@@ -21,6 +21,7 @@ from torch import nn
 from qwenvl.failure import counted
 from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.vision_tower import tower_alone
+from qwenvl.rollout.drafts import CountsDrafts, DraftCounts
 from qwenvl.rollout.engine import (
     EngineWithWeights,
     SamplingRequest,
@@ -127,6 +128,10 @@ class BackgroundEngine:
     def request(self, model: nn.Module, request: SamplingRequest) -> Callable[[], list[RolloutBatch]]:
         """See ``EngineWithWeights.request``."""
         return self.engine.request(model, request)
+
+    def take_counts(self) -> DraftCounts:
+        """See ``CountsDrafts``: of the requests that have been answered since, of later steps too."""
+        return self.engine.take_counts() if isinstance(self.engine, CountsDrafts) else DraftCounts()
 
     def ask(self, model: nn.Module, request: SamplingRequest, begin: Begin | None = None) -> None:
         """Request the completions of one more step, which the weights of the last ``sync`` sample.

@@ -152,8 +152,8 @@ class DraftLengths:
         self.right = [0.5] * (LONGEST_SUFFIX + 1)  # running share of right tokens
         self.skipped = [0] * (LONGEST_SUFFIX + 1)  # drafts that were not made since the last one
 
-    def of(self, suffix: int) -> int:
-        """Tokens of a draft behind a suffix of this length."""
+    def choose(self, suffix: int) -> int:
+        """How many tokens the next draft behind a suffix of this length has. It counts those of which there is none."""
         chance = self.right[suffix]
         length = 0
         while length < self.most and chance >= LEAST_CHANCE:
@@ -248,7 +248,7 @@ class CompletionDrafts:
             length += 1
         if source is None:
             return Draft([], 0)
-        size = min(most, self._lengths.of(length))
+        size = min(most, self._lengths.choose(length))
         return Draft(source.behind(suffix[len(suffix) - length :], size) if size else [], length)
 
 

@@ -128,10 +128,10 @@ class EngineWithWeights(RolloutEngine, Protocol):
         ...
 
     def request(self, model: nn.Module, request: SamplingRequest) -> Callable[[], list[RolloutBatch]]:
-        """The second half of ``sample``, called once in another thread: no model, no collectives.
+        """The first half of ``sample``. What it returns is the second: called once, in another thread, no collectives.
 
         The weights that sample are those of the last ``sync``. With tools the trainer gives as ``model`` a
-        ``tower_alone``, which the thread may run.
+        ``tower_alone``, which the thread may run. Otherwise the second half runs no model.
         """
         ...
 

@@ -94,18 +94,18 @@ class LocalEngine:
         most = params.max_new_tokens + (0 if conversations is None else conversations.most_tokens)
         parts = []
         with evaluating(model) as bare, seeded(seed, prompts.input_ids.device):
-            cost = self._costs(prompts, group_size, most + state_tokens(bare)).__getitem__
-            for rows in within_budget(range(len(prompts)), self.token_budget, cost):
+            costs = self._costs(prompts, group_size, most + state_tokens(bare))
+            for rows in within_budget(range(len(prompts)), self.token_budget, cost=lambda row: costs[row]):
                 self.drawing.begin(rows, len(prompts), params.max_new_tokens)
                 own = prompts.select(rows)
-                first, resume = self._first_turn(bare, own, group_size, params, resumable=conversations is not None)
+                part, resume = self._first_turn(bare, own, group_size, params, resumable=conversations is not None)
                 if conversations is not None:
                     completions: list[int] = []  # numbers of the completions of these prompts
                     for row in rows:
                         completions += range(row * group_size, (row + 1) * group_size)
                     answers = conversations.select(completions)
-                    first = sample_turns(first, own, params, answers, resume, self.tokenizer)
-                parts.append(first)
+                    part = sample_turns(part, own, params, answers, resume, self.tokenizer)
+                parts.append(part)
             self.drawing.end()
         rollout = join_rollouts(parts, self.tokenizer.pad_token_id)
         self._remember(prompts, rollout, group_size)
@@ -360,6 +360,8 @@ class SharedPrefixEngine(LocalEngine):
 
         def resume(rows: list[int], completions: list[GrowingCompletion], room: list[int]) -> RolloutBatch:
             fresh = PromptInputs.join([each.unseen for each in completions])
-            return self._finish(*sampler.resume(rows, fresh, max(room)), stops)
+            ids, likelihood = sampler.resume(rows, fresh, max(room))
+            return self._finish(ids, likelihood, stops)
 
-        return self._finish(*sampler.first(), stops), resume
+        ids, likelihood = sampler.first()
+        return self._finish(ids, likelihood, stops), resume

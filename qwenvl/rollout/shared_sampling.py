@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.logprobs import Likelihood
 from qwenvl.model.positions import first_positions
-from qwenvl.model.sharding import is_partitioned, sharded_modules
+from qwenvl.model.sharding import shares_weights
 from qwenvl.model.sharing.linear_attention import State
 from qwenvl.model.sharing.prefix_cache import Parked, PrefixCache
 from qwenvl.model.sharing.shared_prefix import install_sharing, pack
@@ -69,10 +69,9 @@ class SharedSampler:
         install_sharing(self.model)
         device = self.prompts.input_ids.device
         if self.cuda_graph is None:
-            sharded = is_partitioned(self.model) or sharded_modules(self.model)
             # Some ways to run experts wait for the GPU.
             experts = getattr(self.model.config.get_text_config(), "num_experts", 0)
-            self.cuda_graph = device.type == "cuda" and not sharded and not experts
+            self.cuda_graph = device.type == "cuda" and not shares_weights(self.model) and not experts
         self.next_token = NextToken(self.params, self.suppress, device)
         self._ends = torch.tensor(self.end_ids, device=device)
         # What the cache has of completions whose turn has ended, by their numbers.
@@ -150,7 +149,8 @@ class SharedSampler:
         start = self.prompts.input_ids.shape[1] if params.repetition_penalty != 1.0 else 0
         ids = torch.full((len(rows), start + most), self.pad_id, device=device)
         if start:
-            ids[:, :start] = self.prompts.input_ids.repeat_interleave(self.group_size, dim=0)
+            own_prompt = torch.tensor([row // self.group_size for row in rows], device=device)
+            ids[:, :start] = self.prompts.input_ids[own_prompt]
         logprobs = torch.zeros(len(rows), most, device=device)
         entropies = torch.zeros_like(logprobs) if params.entropies else None
         going = torch.arange(len(rows), device=device)  # the unfinished completions

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import count
+from threading import Lock
 from typing import cast
 
 import torch
@@ -114,6 +115,7 @@ class VllmEngine:
         self._version: int | None = None
         self._wire_version: int | None = None  # of the same weights: a random number, the same in all processes
         self._counts = DraftCounts()
+        self._counting = Lock()  # with async_rollouts another thread samples than takes the counts
 
     def sync(self, model: nn.Module, version: int | None) -> None:
         """See ``EngineWithWeights.sync``.
@@ -171,8 +173,9 @@ class VllmEngine:
 
     def take_counts(self) -> DraftCounts:
         """See ``CountsDrafts``. A server does not say how many forwards there were."""
-        counts = self._counts
-        self._counts = DraftCounts()
+        with self._counting:
+            counts = self._counts
+            self._counts = DraftCounts()
         return counts
 
     def _message(self, model: nn.Module, request: SamplingRequest) -> SampleRequest:
@@ -226,8 +229,9 @@ class VllmEngine:
         rows: dict[int, tuple[list[int], list[float], str]] = {}  # by the number of the completion
         answers = self._servers.sample(message, give)
         for share, answer in answers:
-            self._counts.drafted += answer.drafted_tokens
-            self._counts.accepted += answer.accepted_tokens
+            with self._counting:
+                self._counts.drafted += answer.drafted_tokens
+                self._counts.accepted += answer.accepted_tokens
             sampled = zip(answer.ids, answer.logprobs, answer.finish_reasons, strict=True)
             for n, row in enumerate(sampled):
                 prompt = share[n // size]

@@ -68,16 +68,16 @@ def require_finite(rollouts: Sequence[RolloutBatch]) -> None:
         )
 
 
-def in_budget(batches: Iterable[PromptBatch], *, new_tokens: int, budget: int | None) -> Iterator[list[PromptBatch]]:
+def in_budget(batches: Iterable[PromptBatch], *, new_tokens: int, budget: int) -> Iterator[list[PromptBatch]]:
     """Consecutive batches that are sampled together. One that exceeds the budget alone is a group.
 
     Args:
         new_tokens: most that the completions of a prompt may have together.
-        budget: of prompts and completions, each prompt padded to the longest. None: each batch by itself.
+        budget: of prompts and completions, each prompt padded to the longest.
     """
     return within_budget(
         batches,
-        0 if budget is None else budget,
+        budget,
         cost=lambda batch: batch.input_ids.shape[1] + new_tokens,
         members=len,
     )

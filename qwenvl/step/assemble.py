@@ -76,15 +76,14 @@ def build_dataset(
         return None
     name = name or ("train_dataset" if training else "eval_dataset")
     if isinstance(dataset, dict) and not training:
-        build = partial(build_dataset, args=args, checker=checker, collator=collator)
+        build = partial(build_dataset, args=args, checker=checker, collator=collator, tells=tells)
         return {key: build(each, training=False, name=f"{name}.{key}") for key, each in dataset.items()}
-    rows = not isinstance(dataset, GRPODataset) and (
-        isinstance(dataset, str | Path) or given_rows(dataset, name) is not None
-    )
-    if not rows:
+    is_named = isinstance(dataset, str | Path)
+    has_samples = isinstance(dataset, GRPODataset) or (not is_named and given_rows(dataset, name) is None)
+    if has_samples:
         _check_samples(dataset, args, checker, name)
     else:
-        named = dataset if isinstance(dataset, str | Path) else f"the rows of {name}"
+        named = dataset if is_named else f"the rows of {name}"
         if tells:
             say(f"reading the records {'to train on' if training else 'to evaluate on'}: {named}")
         dataset = load_dataset(

@@ -49,10 +49,11 @@ class Compare:
     def _experience(self, scored: Scored, advantages: Tensor) -> Experience:
         prompts = scored.prompts
         rollout = scored.rollout
+        loss_mask = rollout.completion_mask
         if not len(scored):
             prompts, rollout = stand_in(self.device)
             advantages = torch.zeros(1, device=self.device)
-        loss_mask = rollout.completion_mask & (len(scored) > 0)
+            loss_mask = torch.zeros_like(rollout.completion_mask)
         if self.leaves_out_truncated:
             ended = [reason != "length" for reason in rollout.finish_reasons]
             loss_mask = loss_mask & torch.tensor(ended, device=loss_mask.device)[:, None]

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.loading import part_of, unwrap
 from qwenvl.model.logprobs import EntropyUse, Extras, Likelihood, LikelihoodKernel
-from qwenvl.model.sharding import sharded_modules
+from qwenvl.model.sharding import shares_weights
 from qwenvl.model.vision_tower import blank_vision
 from qwenvl.rollout.background import BackgroundEngine
 from qwenvl.rollout.engine import EngineWithWeights, RolloutEngine
@@ -130,7 +130,7 @@ class CompletionLikelihood:
             None where the weights are shared by processes, or where the engine has weights and a precision of its own.
         """
         bare = unwrap(model)
-        if sharded_modules(bare) or any(hasattr(each, "ds_id") for each in bare.parameters()):
+        if shares_weights(bare):
             return None
         if isinstance(engine, EngineWithWeights | BackgroundEngine):
             return None
@@ -150,7 +150,7 @@ def in_float32(model: nn.Module, tower_runs: bool = True) -> nn.Module | None:
     """
     bare = unwrap(model)
     read = [each for name, each in bare.named_parameters() if tower_runs or part_of(name) != "vision"]
-    if sharded_modules(bare) or any(each.dtype != torch.float32 or hasattr(each, "ds_id") for each in read):
+    if shares_weights(bare) or any(each.dtype != torch.float32 for each in read):
         return None
     plain = copy(bare)
     plain.__dict__.pop("forward", None)  # accelerate's, with autocast

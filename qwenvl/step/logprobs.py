@@ -96,12 +96,13 @@ class Logprobs:
         """The fixed log-probs of fresh completions, given the policy before it is trained on them."""
         rollout = experience.rollout
         from_sampler = self.ratio_from_sampler and experience.staleness > 0
-        old = policy.logprobs.detach()
+        before_training = policy.logprobs.detach()
+        old = before_training
         if from_sampler and rollout.logprobs is not None:
             old = rollout.logprobs
         reference = self.of_reference(experience)
         exact = partial(self.likelihood.exact_logprobs, step.policy, experience.prompts, rollout)
-        self.parity.check(step.finished_steps, experience, old, exact)
+        self.parity.check(step.finished_steps, experience, before_training, exact)
         if step.finished_steps == 0:
             self.parity.probe(experience.prompts, partial(self._probe, step.policy, experience.prompts))
         taught = None

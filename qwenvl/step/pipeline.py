@@ -244,11 +244,11 @@ def with_refill(
         raise ValueError(f"--filter_groups {by}: no such reward in this run; give one of {', '.join(names)}")
 
     rounds = chosen.arguments.max_rounds
-    prompts_per_step = args.per_device_train_batch_size * args.gradient_accumulation_steps
+    prompts_of_process = args.per_device_train_batch_size * args.gradient_accumulation_steps
     order = RefillOrder(
         dataset.parts,
         args.seed if args.data_seed is None else args.data_seed,
-        longest=prompts_per_step * (4 + rounds),
+        longest=prompts_of_process * (4 + rounds),
         process=args.process_index,
         processes=args.world_size,
     )

@@ -12,6 +12,7 @@ from torch.utils.data import Dataset
 
 from qwenvl.data.order import RefillOrder
 from qwenvl.grpo.diagnostics import equal_groups
+from qwenvl.step.compare import value_table
 from qwenvl.step.groups import join, select, without_media
 from qwenvl.step.meter import Meter
 from qwenvl.step.processes import Processes
@@ -88,19 +89,17 @@ class Refill:
     def equal(self, rewards: RewardBatch) -> list[bool]:
         """P, whether a group has equal rewards. A group without values of the function ``by`` goes by its total."""
         size = self.group_size
-        total = equal_groups(rewards.total, size)
-        columns = {}
-        for name, values in zip(rewards.names, rewards.components, strict=True):
-            known = [torch.nan if value is None else value for value in values]
-            columns[name] = torch.tensor(known, dtype=torch.float64)
+        of_functions = dict(zip(rewards.names, value_table(rewards)[:, 1:].unbind(1), strict=True))
+        is_equal = equal_groups(rewards.total, size)
         if self.by != TOTAL:
-            absent = columns[self.by].isnan().view(len(total), size).all(1)
-            return torch.where(absent, total, equal_groups(columns[self.by], size)).tolist()
+            values = of_functions[self.by]
+            has_none = values.isnan().view(len(is_equal), size).all(1)
+            return torch.where(has_none, is_equal, equal_groups(values, size)).tolist()
         if self.by_function:  # each function is normalised by itself: equal totals may hide differences
             for name, weight in zip(rewards.names, rewards.weights, strict=True):
                 if weight:
-                    total = total & equal_groups(columns[name], size)
-        return total.tolist()
+                    is_equal = is_equal & equal_groups(of_functions[name], size)
+        return is_equal.tolist()
 
 
 def _report(places: Sequence[_Place], rounds: int, meter: Meter) -> None:

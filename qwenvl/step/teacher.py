@@ -21,7 +21,7 @@ from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.loading import unwrap
 from qwenvl.model.logprobs import Extras, Likelihood
 from qwenvl.model.positions import first_positions
-from qwenvl.model.sharding import is_partitioned, sharded_modules, whole_weights
+from qwenvl.model.sharding import shares_weights, whole_weights
 from qwenvl.model.vision_tower import grey_media
 from qwenvl.step.encode import Encode
 from qwenvl.step.likelihood import CompletionLikelihood
@@ -103,9 +103,8 @@ class Teacher:
         """The teacher's prompts and completions, and the same with grey pictures. None without ``on_vision``."""
         whole = experience.rollout.whole
         completions = len(experience.rollout.texts)
-        shared = is_partitioned(model) or bool(sharded_modules(model))
         # Its tower runs where a process has media, and layers that processes share would wait for each other.
-        gather_weights = self.gather_weights if shared else whole_weights
+        gather_weights = self.gather_weights if shares_weights(model) else whole_weights
         with gather_weights(model, step.wrapped):
             prompts = self._prompts(model, experience)
             if whole is not None:
@@ -158,8 +157,8 @@ class Teacher:
         if self.bound is not None:
             shown["clipped_frac"] = gap.abs() > self.bound
             if self.weight:
-                taught = 1.0 if scores.weights is None else scores.weights
-                advantages = self.weight * taught * gap.clamp(-self.bound, self.bound)
+                token_weights = 1.0 if scores.weights is None else scores.weights
+                advantages = self.weight * token_weights * gap.clamp(-self.bound, self.bound)
         tokens = int(mask.sum())
         if tokens:
             for name, values in shown.items():

@@ -42,7 +42,7 @@ class StepContext:
 
     Attributes:
         policy: the model that samples, without DeepSpeed's wrapper.
-        wrapped: the policy as DeepSpeed has wrapped it. None: it has not.
+        wrapped: the policy as DeepSpeed has wrapped it. Before that, the policy itself or None.
         version: optimizer steps that made the policy's weights. None: a script may have changed them in between.
         seed: of the run. Random draws are functions of it, of ``process``, and of epochs and ids of records.
         process: number of this process.

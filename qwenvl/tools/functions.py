@@ -107,23 +107,9 @@ class Video:
             ToolError: there is no such span in the clip.
             BadMediaError: the clip can't be read.
         """
-
-        looked_at: list[tuple[float, float]] = []  # the span, which is known once the clip is open
-
-        def plan(timeline: Timeline) -> FramePlan:
-            first, stop, shown = self._span(timeline, start, end)
-            looked_at.append(shown)
-            most = self.options.look_frames
-            wanted = most
-            if self.options.look_fps is not None:
-                # Of what is shown: the model may ask for seconds beyond the clip.
-                seconds = shown[1] - shown[0]
-                wanted = max(round(min(seconds * self.options.look_fps, most)), 1)
-            indices = [first + index for index in evenly_spaced(timeline.times[first:stop], wanted)]
-            return FramePlan(tuple(made_even(indices)))
-
-        clip = self.dataset.load_clip(self.record, 0, plan)
-        return replace(clip, info=replace(clip.info, looked_at=looked_at[-1]))
+        look = _Look(self, start, end)
+        clip = self.dataset.load_clip(self.record, 0, look.plan)
+        return replace(clip, info=replace(clip.info, looked_at=look.shown))
 
     def frame(self, time: float) -> Still:
         """The picture that is shown at a time, as it is in the file.
@@ -133,13 +119,17 @@ class Video:
             BadMediaError: the clip can't be read.
         """
         with self.dataset.open(self.record, 0) as clip:
-            first, _, _ = self._span(Timeline(clip.frame_times, clip.duration), time, time)
+            first, _, _ = self.span(Timeline(clip.frame_times, clip.duration), time, time)
             pixels = clip.read([first])[0]
         assert self.dataset.ruler is not None  # which sizes the clips of prompts
         return Still(pixels, self.dataset.ruler.resample)
 
-    def _span(self, timeline: Timeline, start: float, end: float) -> tuple[int, int, tuple[float, float]]:
-        """The first frame shown in a span, the one behind the last, and the span within the bounds of the clip."""
+    def span(self, timeline: Timeline, start: float, end: float) -> tuple[int, int, tuple[float, float]]:
+        """The first frame shown in a span, the one behind the last, and the span within the bounds of the clip.
+
+        Raises:
+            ToolError: there is no such span in the clip.
+        """
         meta = self.record.clip_meta[0] or ClipMeta()
         times = timeline.times
         earliest = meta.video_start or 0.0
@@ -158,6 +148,32 @@ class Video:
         # The picture that is shown at the start of the bounds may have begun before them.
         first = max(first, min(bisect_left(times, earliest), len(times) - 1))
         return first, max(stop, first + 1), (start, end)
+
+
+class _Look:
+    """The frames of a look, which are chosen once the clip is open.
+
+    Attributes:
+        shown: the span that is shown, in seconds, once the frames are chosen.
+    """
+
+    def __init__(self, video: Video, start: float, end: float) -> None:
+        self._video = video
+        self._start = start
+        self._end = end
+        self.shown: tuple[float, float] | None = None
+
+    def plan(self, timeline: Timeline) -> FramePlan:
+        """The frames of the look. ToolError: there is no such span in the clip."""
+        first, stop, self.shown = self._video.span(timeline, self._start, self._end)
+        options = self._video.options
+        wanted = options.look_frames
+        if options.look_fps is not None:
+            # Of what is shown: the model may ask for seconds beyond the clip.
+            start, end = self.shown
+            wanted = max(round(min((end - start) * options.look_fps, options.look_frames)), 1)
+        indices = [first + index for index in evenly_spaced(timeline.times[first:stop], wanted)]
+        return FramePlan(tuple(made_even(indices)))
 
 
 def _elsewhere(start: float, end: float, earliest: float, latest: float) -> tuple[float, float]:

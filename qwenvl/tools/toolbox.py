@@ -26,7 +26,7 @@ from qwenvl.data.prompt_length import MediaSizes
 from qwenvl.data.tool_options import ToolOptions
 from qwenvl.model.inputs import PromptInputs
 from qwenvl.own_code import OwnCodeError, named_errors
-from qwenvl.rewards.rubric import own
+from qwenvl.rewards.rubric import private_copy
 from qwenvl.tools.calls import Call, calls_in
 from qwenvl.tools.errors import ClipTimeout, ToolError, quoted, refusal
 from qwenvl.tools.functions import Still, Tool, Video, resolve_tools
@@ -38,7 +38,7 @@ Part: TypeAlias = str | VideoClip | Tensor
 LONGEST_TOKEN = 256  # characters; no token of Qwen's vocabulary has more
 MOST_CALLS = 16
 """Calls of a turn that are executed. A turn with more of them has lost its form, and none of them is."""
-LOOKING = 4
+LOOK_TIMEOUTS = 4
 """Times ``decode_timeout``, for all looks of completions that are sampled together at one clip.
 
 One slow look must not close the clip to a whole group, and all of them must stay far below ``stall_timeout``.
@@ -128,8 +128,8 @@ class Toolbox:
             ToolError: it cannot answer. ``ClipTimeout`` where the clip was not decoded in time.
         """
         if not tool.is_built_in:  # which may change what it gets, and other completions have the same record
-            record = replace(record, fields=own(record.fields))
-            arguments = own(dict(arguments))
+            record = replace(record, fields=private_copy(record.fields))
+            arguments = private_copy(dict(arguments))
         if tool.sees_video:
             if not record.videos:
                 raise ToolError("there is no video")
@@ -463,7 +463,9 @@ class Conversations:
         tokens = len(appended.input_ids)
         notes = [each.note for each in made] + _refused_notes(refused, error)
         conversation.tokens += tokens
-        conversation.calls.append(tuple(replace(note, tokens=tokens // len(notes)) for note in notes))
+        each, rest = divmod(tokens, len(notes))
+        notes = [replace(note, tokens=each + (n < rest)) for n, note in enumerate(notes)]
+        conversation.calls.append(tuple(notes))
         return appended
 
     def _end(self, conversation: Conversation, calls: Sequence[Call], error: str) -> None:
@@ -552,7 +554,7 @@ class Conversations:
     def _add_seconds(self, clip: str, seconds: float) -> None:
         """Count the seconds of a look at a clip."""
         self.seconds[clip] = self.seconds.get(clip, 0.0) + seconds
-        most = LOOKING * self.toolbox.dataset.options.decode_timeout  # 0: decoding has no bounds
+        most = LOOK_TIMEOUTS * self.toolbox.dataset.options.decode_timeout  # 0: decoding has no bounds
         if most and self.seconds[clip] > most:
             self.closed.setdefault(clip, f"looks at this video have taken more than {most:g} s: answer now")
 

@@ -17,6 +17,7 @@ from transformers.integrations import get_available_reporting_integrations, inte
 from transformers.trainer_callback import ProgressCallback
 
 from qwenvl.config.grpo_config import GRPOConfig
+from qwenvl.config.settings import prompts_per_step
 from qwenvl.console import say, shows_bars
 from qwenvl.data.errors import RecordError
 from qwenvl.failure import counted, visible
@@ -123,7 +124,7 @@ class HealthWarnings(TrainerCallback):
             self._warn(args, ended=True)
 
     def _warn(self, args, ended: bool = False) -> None:
-        prompts = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
+        prompts = prompts_per_step(args)
         for finding in findings(history_of(self._rows, prompts, args.num_iterations), ended):
             if finding.code not in self._warned:
                 self._warned.add(finding.code)

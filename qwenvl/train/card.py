@@ -17,7 +17,7 @@ from huggingface_hub.repocard import metadata_load
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from qwenvl.config.grpo_config import GRPOConfig
-from qwenvl.config.settings import FLAG_GROUPS
+from qwenvl.config.settings import FLAG_GROUPS, prompts_per_step
 from qwenvl.console import with_interval
 from qwenvl.data.prompt_settings import SETTINGS_FILE
 from qwenvl.data.records.framing import framed_question
@@ -62,7 +62,7 @@ def describe_model(trainer: RunningTrainer, folder: str | Path) -> None:
         args=args,
         rewards=[] if rubric is None else list(zip(rubric.names, rubric.weights, strict=True)),
         step=step,
-        prompts=args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size,
+        prompts=prompts_per_step(args),
         shown_settings=yaml.safe_dump(_settings_of(args), sort_keys=True, allow_unicode=True).strip(),
         evaluations=evaluations(trainer.state.log_history, step),
         versions=", ".join(f"{name} {version}" for name, version in installed_versions().items()),

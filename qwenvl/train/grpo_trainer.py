@@ -228,7 +228,8 @@ class GRPOTrainer(PolicyTrainer):
         entropy: EntropyUse = "trained" if self.objective.entropy_coef else "measured"
         # N x T. The policy's have a gradient. The fixed ones, of old policy, reference and teacher, are computed once.
         policy, fixed = self.logprobs(model, experience, step.fixed_of(number), entropy, self.step_context())
-        self.in_progress.step = step = step.with_fixed(number, fixed)
+        step = step.with_fixed(number, fixed)
+        self.in_progress.step = step
         output = self.objective(step.loss_inputs(experience, policy, fixed), step.counts)
         self.journal.trained(step, number, output)
         self.meter.start("time/backward_s")
@@ -258,12 +259,11 @@ class GRPOTrainer(PolicyTrainer):
         self.callback_handler.eval_dataloader = dataloader
         rows: list[ScoredPrompt] = []
         size = self.args.eval_sample_size
-        budget = self.args.rollout_token_budget
-        groups = in_budget(
-            (inputs["prompts"] for inputs in dataloader),
-            new_tokens=size * self.args.generation_max_length,
-            budget=budget if self.args.evaluates_by_tokens else None,
-        )
+        prompts = (inputs["prompts"] for inputs in dataloader)
+        groups: Iterator[list[PromptBatch]] = ([batch] for batch in prompts)
+        if self.args.evaluates_by_tokens:
+            longest = size * self.args.generation_max_length
+            groups = in_budget(prompts, new_tokens=longest, budget=self.args.rollout_token_budget)
         step = self.step_context()
         # Processes may have different numbers of groups, so what they do together is done once, around all groups.
         with self.answer.sample.ready(step):

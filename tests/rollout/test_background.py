@@ -9,6 +9,7 @@ import torch
 
 from qwenvl.model.inputs import PromptInputs
 from qwenvl.rollout.background import BackgroundEngine
+from qwenvl.rollout.drafts import CountsDrafts, DraftCounts
 from qwenvl.rollout.engine import EngineWithWeights, SamplingParams, SamplingRequest
 from qwenvl.types import RolloutBatch
 
@@ -56,6 +57,16 @@ class Held:
             return rollouts(seed, version)
 
         return make
+
+
+def test_the_drafts_of_the_engine_are_counted():
+    class Drafts(Held):
+        def take_counts(self):
+            return DraftCounts(drafted=7, accepted=3)
+
+    assert isinstance(BackgroundEngine(Drafts()), CountsDrafts)
+    assert BackgroundEngine(Drafts()).take_counts() == DraftCounts(drafted=7, accepted=3)
+    assert BackgroundEngine(Held()).take_counts() == DraftCounts()
 
 
 @pytest.fixture

@@ -222,13 +222,13 @@ def test_the_history_keeps_the_newest_within_its_bound():
 
 def test_drafts_get_longer_where_they_are_right_and_stop_where_they_fail():
     lengths = DraftLengths(8)
-    assert lengths.of(3) == 2, "0.5 and 0.25 of a first and a second token"
+    assert lengths.choose(3) == 2, "0.5 and 0.25 of a first and a second token"
     for _ in range(100):
         lengths.seen(3, drafted=8, right=8)
-    assert lengths.of(3) == 8
+    assert lengths.choose(3) == 8
     for _ in range(100):
         lengths.seen(1, drafted=1, right=0)
     assert lengths.right[1] < LEAST_CHANCE
-    tries = [lengths.of(1) for _ in range(2 * TRY_EVERY)]
+    tries = [lengths.choose(1) for _ in range(2 * TRY_EVERY)]
     assert tries.count(1) == 2 and tries.count(0) == 2 * TRY_EVERY - 2
-    assert lengths.of(3) == 8, "each length of a suffix counts by itself"
+    assert lengths.choose(3) == 8, "each length of a suffix counts by itself"

@@ -313,9 +313,12 @@ def test_calls_are_read_in_both_forms_and_answered_in_order(world):
     xml = XML_CALL.format("look", "<parameter=start>\n1.5\n</parameter>\n<parameter=end>\n2\n</parameter>\n")
     text = f"First {xml} then {JSON_CALL.format('zoom', '{}')}"
     assert calls_in(text) == [("look", {"start": "1.5", "end": "2"}), ("zoom", {})]
-    got = world(look_frames=2).answer(look(1, 2).removesuffix(END) + look(3, 4))
+    made = world(look_frames=2)
+    got = made.answer(look(1, 2).removesuffix(END) + look(3, 4))
     assert got[0].index("1.0 to 2.0 seconds") < got[0].index("3.0 to 4.0 seconds")
     assert got["inputs"].videos_per_prompt == [2]
+    [calls] = made.conversations.each[0].calls
+    assert sum(call.tokens for call in calls) == int(got["inputs"].attention_mask[0].sum())
 
 
 def test_the_last_turn_has_to_answer_and_a_cut_turn_is_not_answered(world):

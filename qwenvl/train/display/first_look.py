@@ -9,10 +9,11 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from qwenvl.config.grpo_config import GRPOConfig
+from qwenvl.config.settings import prompts_per_step
 from qwenvl.console import say
 from qwenvl.data.records.parse import media_hints, record_hints, unread_keys_of, unread_text
 from qwenvl.data.records.record_file import all_or_spot_checked, spot_checked
-from qwenvl.failure import printable
+from qwenvl.failure import counted, printable
 from qwenvl.types import Hint, Record
 
 
@@ -82,12 +83,12 @@ def _of_training(args: GRPOConfig, records: int) -> Iterator[str]:
             f"--dataloader_drop_last leaves nothing to train on: {records} records are less than a batch of {batch} in "
             f"each of {processes} processes; leave it out, or lower --per_device_train_batch_size"
         )
-    step = batch * args.gradient_accumulation_steps * processes
+    step = prompts_per_step(args)
     if records < step:
         yield (
             f"{records} records are less than a step of {step} prompts (--per_device_train_batch_size {batch}, "
             f"--gradient_accumulation_steps {args.gradient_accumulation_steps}, {processes} processes): each epoch is "
-            "one step; lower one of them"
+            f"{counted(args.num_iterations, 'step')}; lower one of them"
         )
     steps = args.max_steps
     if steps <= 0:

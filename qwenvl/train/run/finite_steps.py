@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from transformers import TrainerCallback
 
 from qwenvl.config.grpo_config import GRPOConfig
+from qwenvl.failure import counted
 from qwenvl.step.meter import Meter
 from qwenvl.train.journal import Journal
 
@@ -107,7 +108,7 @@ class FiniteSteps(TrainerCallback):
             return found
         bad = nonfinite((name, each.grad) for name, each in model.named_parameters() if each.grad is not None)
         if bad:
-            others = f" and {len(bad) - 1} others" if len(bad) > 1 else ""
+            others = f" (and {counted(len(bad) - 1, 'other')})" if len(bad) > 1 else ""
             found.append(f"the gradient of parameter {bad[0].name}{others}")
         return found
 

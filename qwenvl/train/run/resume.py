@@ -11,6 +11,7 @@ from typing import Any
 from transformers import TrainerCallback
 
 from qwenvl.config.grpo_config import GRPOConfig
+from qwenvl.config.settings import prompts_per_step
 from qwenvl.console import say
 from qwenvl.data.records.record_file import fingerprint_of
 from qwenvl.failure import counted
@@ -142,7 +143,9 @@ def _finished(step: int | None, args: GRPOConfig) -> str | None:
         return None
     lengths = ("max_steps", "num_train_epochs", "dataset_use")
     as_before = all(written["config"].get(name) == getattr(args, name) for name in lengths)
-    if ended < args.max_steps or not (as_before or args.max_steps > 0):
+    wants_more = ended < args.max_steps
+    length_is_known = args.max_steps > 0 or as_before  # otherwise it follows from epochs and data
+    if wants_more or not length_is_known:
         return None
     return (
         f"finished already: {args.output_dir} holds the model of step {ended}, and nothing is left to train; more "
@@ -154,7 +157,7 @@ def shared_settings(args: Any) -> dict[str, Any]:
     """The values of the settings that a run and its resumption share, as JSON can hold them."""
     values = {name: getattr(args, name) for name in SHARED}
     values["data_seed"] = args.seed if args.data_seed is None else args.data_seed
-    values[_STEP] = args.world_size * args.per_device_train_batch_size * args.gradient_accumulation_steps
+    values[_STEP] = prompts_per_step(args)
     if args.entropy_target is not None:
         values["entropy_coef"] = args.entropy_coef  # the first weight of the bonus, which then moves
     values["lr_scheduler_type"] = None

@@ -15,7 +15,7 @@ from transformers import TrainerCallback
 
 from qwenvl.config.command_line import changed_flags
 from qwenvl.config.grpo_config import GRPOConfig, WarmupConfig
-from qwenvl.config.settings import FLAG_GROUPS, WARMUP_GROUPS
+from qwenvl.config.settings import FLAG_GROUPS, WARMUP_GROUPS, prompts_per_step
 from qwenvl.console import evaluated, say, with_interval
 from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.errors import DATA_ERRORS, place_of, told_to_the_user
@@ -74,11 +74,14 @@ def run(
         with told_to_the_user(command, OF_SETTINGS):
             beginning = begin(args)
             if beginning.finished:
-                return say(f"{command}: {beginning.finished}")
+                say(f"{command}: {beginning.finished}")
+                return
             require_trackers(args.report_to)
             if dry:
                 text = dry_run(args, dry)
-                return print(text) if args.process_index == 0 else None
+                if args.process_index == 0:
+                    print(text)
+                return
             trainer: PolicyTrainer
             if isinstance(args, WarmupConfig):
                 trainer = WarmupTrainer(args=args, callbacks=list(callbacks))
@@ -332,7 +335,7 @@ def _read_for_warmup(args: WarmupConfig) -> _Read:
 
 def _prompts_of_a_step(args: GRPOConfig | WarmupConfig) -> str:
     """The number of prompts of an optimizer step over all processes, in words."""
-    return counted(args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size, "prompt")
+    return counted(prompts_per_step(args), "prompt")
 
 
 def _settings_title(what: str) -> str:
