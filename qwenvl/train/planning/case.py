@@ -102,15 +102,7 @@ def case_of(
     sizes = list(_parameters(policy, base, args.load_in_4bit, rounds))
     learning = {part_of(name) for name, _, _, learns in sizes if learns}
     shares = args.shared_prefix == "auto"
-    reference: ReferenceKind
-    if not args.needs_reference:
-        reference = "none"
-    elif args.ref_model_name_or_path is not None:
-        reference = "other"
-    elif bare is policy:
-        reference = "copy"
-    else:
-        reference = "adapter"
+    reference = _reference_kind(args, has_adapter=bare is not policy)
     patches = prompt.vision * shapes.vision.merged
     pixels = args.per_device_train_batch_size * patches * shapes.vision.patch_values
     teacher = None
@@ -150,6 +142,16 @@ def case_of(
         samples=not args.engine_has_own_weights,
     )
     return shapes, ModelWeights.of(sizes, len(shapes.text.layers)), job
+
+
+def _reference_kind(args: Any, *, has_adapter: bool) -> ReferenceKind:
+    """The model that is the reference of a run."""
+    if not args.needs_reference:
+        return "none"
+    if args.ref_model_name_or_path is not None:
+        return "other"
+    return "adapter" if has_adapter else "copy"
+
 
 
 def _parameters(
