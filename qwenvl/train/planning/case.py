@@ -153,7 +153,6 @@ def _reference_kind(args: Any, *, has_adapter: bool) -> ReferenceKind:
     return "adapter" if has_adapter else "copy"
 
 
-
 def _parameters(
     policy: nn.Module, base: int, four_bit: bool, rounds: bool
 ) -> Iterator[tuple[str, tuple[int, ...], float, bool]]:
