@@ -65,11 +65,18 @@ def test_evidence_has_times_as_other_spans_do():
 
 
 def test_the_bonus_is_for_completions_that_looked_and_are_right():
-    texts = ["<answer>1</answer>", "<answer>1</answer>", "<answer>2</answer>", "<answer>1</answer>"]
-    turns = [completion(look(1.0, 2.0)), completion(), completion(look(1.0, 2.0)), completion(look(1.0, 2.0, "no"))]
-    columns = {"turns": turns, "solution": ["<answer>1</answer>"] * 4}
+    texts = ["<answer>1</answer>", "<answer>1</answer>", "<answer>2</answer>", *["<answer>1</answer>"] * 3]
+    turns = [
+        completion(look(1.0, 2.0)),
+        completion(),
+        completion(look(1.0, 2.0)),
+        completion(look(1.0, 2.0, "no")),
+        completion(ToolCall("note", {}, text="noted")),
+        completion(ToolCall("zoom", {}, pictures=1)),
+    ]
+    columns = {"turns": turns, "solution": ["<answer>1</answer>"] * len(turns)}
     rubric = build_rubric("looked_and_right(bonus=0.2, correctness_func='exact_match')")
-    assert rubric.score(texts, columns).components[0] == [0.2, 0.0, 0.0, 0.0]
+    assert rubric.score(texts, columns).components[0] == [0.2, 0.0, 0.0, 0.0, 0.0, 0.2]
 
 
 def test_strict_format_reads_the_last_turn():

@@ -20,6 +20,11 @@ def answered_calls(turns: Sequence[Turn]) -> list[ToolCall]:
     return answered
 
 
+def has_looked(turns: Sequence[Turn]) -> bool:
+    """Whether tools have shown a completion frames or a picture. A tool of one's own may say a text alone."""
+    return any(call.clips or call.pictures for call in answered_calls(turns))
+
+
 def evidence_of(fields: Mapping[str, Any]) -> list[Span] | None:
     """The spans of a record's field ``evidence``, in seconds. None where it has none.
 
@@ -102,14 +107,14 @@ def looked_and_right(
 ) -> list[Any]:
     """``bonus`` for a completion that looked at the video again and is right, else 0.
 
-    A completion is right where ``correctness_func`` gives 1. Where that gives None, so does this. A bonus for looking
-    alone would teach calls without an answer.
+    A completion has looked where a tool showed it frames or a picture. It is right where ``correctness_func`` gives 1.
+    Where that gives None, so does this. A bonus for looking alone would teach calls without an answer.
     """
 
     def score(is_right: bool, has_looked: bool) -> float:
         return bonus * (is_right and has_looked)
 
-    looked = [bool(answered_calls(each)) for each in turns or [()] * len(completions)]
+    looked = [has_looked(each) for each in turns or [()] * len(completions)]
     if turns is not None:
         columns["turns"] = turns
     return by_correctness(score, looked, correctness_func, completions, columns)
