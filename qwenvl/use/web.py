@@ -24,7 +24,8 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, StreamingResponse
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from qwenvl.use.answers import answers_of, logprobs_of, streamed, usage_of
+from qwenvl.types import RolloutBatch
+from qwenvl.use.answers import Pending, answers_of, logprobs_of, streamed, usage_of
 from qwenvl.use.chat_request import ApiError
 from qwenvl.use.options import OWNER, ServeOptions
 from qwenvl.use.serve import ChatServer
@@ -288,6 +289,10 @@ def build_app(server: ChatServer) -> Any:
             return Events(streamed(pending, events, head, decode))
         async with aclosing(events):
             *_, rollout = [event async for event in events]
+        # In a thread: the tokens of many answers take a second to decode one by one.
+        return await asyncio.to_thread(completion_of, pending, rollout, head)
+
+    def completion_of(pending: Pending, rollout: RolloutBatch, head: dict[str, Any]) -> JSONResponse:
         answers = answers_of(pending, rollout, decode)
         choices = []
         for number, answer in enumerate(answers):
