@@ -19,6 +19,7 @@ from typing import Any
 
 from qwenvl.console import show
 from qwenvl.data.errors import RecordError
+from qwenvl.data.records.forms import CONTROL_TOKENS
 from qwenvl.data.records.frame_settings import ROW_KEYS
 from qwenvl.data.records.parse import MISSING, parse_columns, text_or_file
 from qwenvl.data.records.text import text_rows
@@ -48,6 +49,7 @@ from qwenvl.inspection.steps import (
     read_steps,
     steps_of_labels,
 )
+from qwenvl.rewards.functions.text import TAGS
 from qwenvl.types import Message, Record
 
 STEPS = "{steps}"  # the place of the list of steps in a question
@@ -473,8 +475,7 @@ def _from_table(path: Path, clips: Sequence[str], steps: Steps | None, columns: 
                 raise ValueError(f"{clip} is at {line_of[clip]} too; a clip has one answer")
             answer = cells.pop("answer", "")
             if answer and answer not in MISSING:
-                untagged = answer.removeprefix("<answer>").removesuffix("</answer>").strip()
-                found[clip] = (answer_in(steps, answer) if steps else untagged, cells)
+                found[clip] = (answer_in(steps, answer) if steps else _free_answer(answer), cells)
         except RecordError as error:
             problems.append(str(error))
         except ValueError as error:
@@ -483,3 +484,16 @@ def _from_table(path: Path, clips: Sequence[str], steps: Steps | None, columns: 
         what = f"{counted(len(problems), 'line')} of the table can't be used:"
         raise RecordError("\n".join([what, *first_lines(problems)]), "solution")
     return {clip: found[clip] for clip in clips if clip in found}
+
+
+def _free_answer(answer: str) -> str:
+    """An answer without the tags around it.
+
+    Raises:
+        ValueError: it holds a tag or a token that has a meaning in records.
+    """
+    text = answer.removeprefix("<answer>").removesuffix("</answer>").strip()
+    for mark in (*TAGS, "<video>", "<image>", *CONTROL_TOKENS):
+        if mark in text:
+            raise ValueError(f"the answer {text[:80]!r} holds {mark}, which has a meaning in records; leave it out")
+    return text

@@ -73,6 +73,15 @@ def test_a_table_is_written_filled_in_and_read(folder, capsys):
     assert found[0].messages[0].text.startswith("<video>\nWhich of\n(1) insert fan\n(2) close lid\nhere?\n")
 
 
+def test_answers_with_tags_are_refused_with_their_lines(folder, capsys):
+    answers = ("a <answer> b", "<think>x</think><answer>y</answer>", "<video>", "a<|im_end|>")
+    lines = [f'{clip},"{answer}"' for clip, answer in zip(CLIPS, answers, strict=False)]
+    Path("labels.csv").write_text("\n".join(["clip,answer", *lines]))
+    told = refused(capsys, "clips", "--answers", "labels.csv", "--question", "What?")
+    assert "labels.csv:2: the answer 'a <answer> b' holds <answer>, which has a meaning in records" in told
+    assert all(f"labels.csv:{number}: " in told for number in range(2, 2 + len(lines)))
+
+
 def test_odd_names_in_a_written_table_are_read_back_or_refused(folder, capsys):
     odd = [" lead.mp4", "back\\slash.mp4", 'two, "three".mp4']
     for name in (*odd, "x\x1b[2J.mp4"):

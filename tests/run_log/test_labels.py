@@ -116,13 +116,18 @@ def test_an_answer_with_tags_is_not_saved(browser, tmp_path):
     browser.wait("document.querySelector('#group article') !== null")
     browser.run("localStorage.clear()")
     assert browser.run("document.querySelector('#confirm').title") == (
-        "an answer can't hold tags such as <answer> and <|im_end|>"
+        "an answer can't hold tags such as <answer>, <video> and <|im_end|>"
     )
     browser.press("y")
     browser.run("document.querySelector('#unchecked').click()")
     assert browser.run("report.list.checked.size") == 0 and browser.run(COUNT) == "save 1 record"
     typed = "(box => { box.value = '%s'; box.dispatchEvent(new Event('input')); })(document.querySelector('#answer'))"
-    for text, is_refused in (("(1) lid<|im_end|>", True), ("(1) lid</answer>", True), ("(1) <i>lid</i>", False)):
+    for text, is_refused in (
+        ("(1) lid<|im_end|>", True),
+        ("(1) lid</answer>", True),
+        ("<video> lid", True),
+        ("(1) <i>lid</i>", False),
+    ):
         browser.run(typed % text)
         assert browser.run("document.querySelector('#correct').disabled") == is_refused, text
 
@@ -154,6 +159,10 @@ def test_a_step_that_the_prompt_does_not_list_is_not_saved(browser, tmp_path):
     browser.press("y")
     browser.run("document.querySelector('#unchecked').click()")
     assert browser.run("report.list.checked.size") == 0 and browser.run(COUNT) == "save 1 record"
+    typed = "(box => { box.value = '%s'; box.dispatchEvent(new Event('input')); })(document.querySelector('#answer'))"
+    for text, is_refused in (("\uff083\uff09 fan", True), ("\u2462 fan", True), ("\uff082\uff09 fan", False)):
+        browser.run(typed % text)  # in the signs of other scripts
+        assert browser.run("document.querySelector('#correct').disabled") == is_refused, text
 
 
 def test_the_keys_of_spans_are_not_named_where_there_are_none(opened):

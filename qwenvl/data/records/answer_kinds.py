@@ -69,6 +69,9 @@ def _kind_of_answer(answer: Any, question: str) -> str:
         return YES_NO
     if yes_or_no(text) is not None and _ASKS_WHETHER.search(question):
         return YES_NO
+    with_points = times_with_points(text)
+    if with_points is not None and _asks_for_times(question, says_seconds=True):
+        raise ValueError(f"the answer {text!r} has decimal commas, and would be words: write {with_points}")
     # Two times are a span where the question asks for times: "3-5" may be a score or a range as well.
     says_seconds = _MARKS_SECONDS.search(text) is not None
     is_span = isinstance(answer, str) and has_times_alone(text)
@@ -83,6 +86,17 @@ def yes_or_no(answer: Any) -> str | None:
 def has_times_alone(text: str) -> bool:
     """Whether a text is spans of time, or two numbers that may be one."""
     return _TIMES_ALONE.fullmatch(text) is not None and bool(spans_in(text))
+
+
+def times_with_points(text: str) -> str | None:
+    """Spans of time with points in the place of decimal commas. None: they have none, or the text is something else.
+
+    Example:
+        >>> times_with_points("3,5-8,0"), times_with_points("3-8"), times_with_points("1,2")
+        ('3.5-8.0', None, None)
+    """
+    with_points = re.sub(r"(?<=[0-9]),(?=[0-9])", ".", text)
+    return with_points if with_points != text and has_times_alone(with_points) else None
 
 
 def _asks_for_times(question: str, *, says_seconds: bool) -> bool:

@@ -14,14 +14,14 @@ from typing import Any
 
 from qwenvl.data.errors import RecordError, kind_of
 from qwenvl.data.records import label_studio
-from qwenvl.data.records.answer_kinds import has_times_alone, kind_in_row, kind_named, yes_or_no
+from qwenvl.data.records.answer_kinds import has_times_alone, kind_in_row, kind_named, times_with_points, yes_or_no
 from qwenvl.data.records.choices import OPTION_KEYS, Options, options_of, whole_number
 from qwenvl.data.records.chosen import bare, chosen, has_text, is_letter
 from qwenvl.data.records.forms import draft_of
 from qwenvl.data.records.frame_settings import META_KEYS
 from qwenvl.data.records.keys import FRAME_KEYS, READ_KEYS, SYSTEM_KEYS, TURN_KEYS, Medium, is_empty, media_key
 from qwenvl.data.records.option_columns import option_columns, options_in
-from qwenvl.data.records.spans import check_times, is_cut_of_a_film, seconds_of, spans_text, times_in
+from qwenvl.data.records.spans import check_times, is_cut_of_a_film, spans_text, time_in, times_in
 from qwenvl.option import did_you_mean
 from qwenvl.rewards.functions.grounding import spans_in
 from qwenvl.rewards.functions.text import first_block, solution_of, thinking_of
@@ -386,7 +386,7 @@ def _hints_about(solution: str, kind: str) -> Iterator[Hint]:
             'the answer is a number with a unit, and is scored as words, without its sign; "numerical" in '
             "`problem_type` compares the number",
         )
-    if kind == WORDS and has_times_alone(solution):
+    if kind == WORDS and (has_times_alone(solution) or times_with_points(solution) is not None):
         yield Hint(
             "a span as words",
             'the answer looks like start and end in seconds, and is scored as words; "temporal grounding" in '
@@ -463,7 +463,7 @@ def span_hints(record: Record, clips: Sequence[FrameInfo]) -> Iterator[Hint]:
 
 def _span_row(row: Values, first_number: int | None = None) -> Made:
     """A record that asks when a sentence happens: from ``start`` to ``end``, or in ``timestamp``, which holds both."""
-    times: Any = row.get("timestamp", [seconds_of(row.get("start")), seconds_of(row.get("end"))])
+    times: Any = row.get("timestamp", [time_in(row.get("start")), time_in(row.get("end"))])
     if isinstance(times, str):  # in a cell of CSV
         times = [list(span) for span in spans_in(times)]
     check_times(times)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from qwenvl.data.errors import kind_of
 from qwenvl.rewards.functions.grounding import spans_in
+from qwenvl.timeline import seconds_of
 from qwenvl.types import Hint
 
 
@@ -56,8 +56,7 @@ def spans_text(times: Sequence[tuple[float, float]], duration: Any) -> tuple[str
     Raises:
         ValueError: a span is empty, or begins after the clip ends.
     """
-    length = seconds_of(duration)
-    length = length if isinstance(length, int | float) and length > 0 else None
+    length = seconds_of(duration) or None  # of 0 it is not known
     texts = []
     hints = []
     for first, last in sorted(times):
@@ -78,16 +77,15 @@ def spans_text(times: Sequence[tuple[float, float]], duration: Any) -> tuple[str
     return ", ".join(texts), hints
 
 
-def seconds_of(value: Any) -> Any:
-    """A number from a cell of CSV. Any other value stays as it is."""
-    if isinstance(value, str) and re.fullmatch(r"\d+(?:\.\d+)?", value.strip()):
-        return float(value)
-    return value
+def time_in(value: Any) -> Any:
+    """The seconds that a value says, as ``12``, ``12 s`` and ``0:12`` do. Any other value stays as it is."""
+    seconds = seconds_of(value)
+    return value if seconds is None else seconds
 
 
 def is_cut_of_a_film(row: Mapping[str, Any]) -> bool:
     """Whether a row's bounds are those at which its clip was cut from a film, as in Time-R1."""
-    start, end, duration = (seconds_of(row.get(key)) for key in ("video_start", "video_end", "duration"))
+    start, end, duration = (time_in(row.get(key)) for key in ("video_start", "video_end", "duration"))
     if not (is_time(start) and is_time(end) and is_time(duration)):
         return False
     # The span lies behind the end of the clip and is as long as the clip. Files round seconds.

@@ -556,6 +556,14 @@ def test_the_kind_of_problem_follows_from_answer_question_and_columns(row, kind,
     assert "question_type" not in row or record.fields["question_type"] == row["question_type"], "rewards get it too"
 
 
+@pytest.mark.parametrize("answer", ["3,5-8,0", "3,5 s - 8,0 s", "0:03,5-0:08,0", "3,5 to 8", "from 3,5 to 8,0"])
+def test_times_with_decimal_commas_are_refused_where_times_are_asked_for(answer):
+    with pytest.raises(RecordError, match=r"has decimal commas, and would be words: write .*3\.5"):
+        parsed(COLUMNS | {"question": "When does the operator insert the fan?", "answer": answer})
+    [hint] = record_hints(parsed(COLUMNS | {"question": "Where is it?", "answer": answer}))
+    assert hint.kind == "a span as words"
+
+
 def test_words_that_look_like_a_span_are_hinted_at():
     [hint] = record_hints(parsed(COLUMNS | {"question": "Where is it?", "answer": "3.4-5.1"}))
     assert hint.kind == "a span as words"
@@ -591,6 +599,9 @@ def span(**more):
         ([3.2, 8.9], "short", "3.2 to 8.9", []),
         ([0, 6], 6, "0 to 6", []),
         ("[3.2, 8.9]", "6.0", "3.2 to 6", ["a span beyond the clip"]),
+        ("[3.2, 8.9]", "0:06", "3.2 to 6", ["a span beyond the clip"]),
+        ([3.2, 8.9], "6 s", "3.2 to 6", ["a span beyond the clip"]),
+        ([3.2, 8.9], "short", "3.2 to 8.9", []),
     ],
 )
 def test_spans_are_within_the_clip_and_in_order(timestamp, duration, text, kinds):

@@ -50,8 +50,13 @@ function recordOf(label, done) {
   return ` {${others ? `${others},` : ""}${brackets}}`;
 }
 
+// A text as rewards read it: a full-width （2） is (2), and so is a 2 in a circle.
+const asRewardsRead = (text) =>
+  text.replace(/[\u2460-\u2473]/g, (sign) => `(${sign.normalize("NFKC")})`).normalize("NFKC");
+
 // Why training would not read an answer, or nothing.
-function answerProblem(text, steps) {
+function answerProblem(written, steps) {
+  const text = asRewardsRead(written);
   if (!text.trim()) return "there is no answer";
   const first = steps.length ? text.search(/\(\s*[0-9]{1,9}\s*\)/) : -1;
   if (/[\p{L}\p{N}]/u.test(text.slice(0, Math.max(first, 0))))
@@ -59,7 +64,9 @@ function answerProblem(text, steps) {
   const isListed = ([, digits]) => steps.some(([number]) => number === Number(digits));
   const other = numberMarks(text).find((mark) => !isListed(mark));
   if (steps.length && other) return `${other[0]} is not in the list of steps`;
-  return /<\/?answer>|<\|\w+\|>/.test(text) ? "an answer can't hold tags such as <answer> and <|im_end|>" : "";
+  return /<\/?(answer|think|video|image)>|<\|\w+\|>/.test(text)
+    ? "an answer can't hold tags such as <answer>, <video> and <|im_end|>"
+    : "";
 }
 
 // The text without the step, if it names its number, else with it at the end.
