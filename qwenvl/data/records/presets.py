@@ -267,49 +267,88 @@ def _question_row(
         answer = next((key for key in _ANSWER_KEYS if row.get(key) is not None), answer)
         first_number = _ANSWER_KEYS[answer]
     given, thinking = _without_tags(row.get(answer))
-    more = thinking | more
-    found = _given_options(row) if kind is None else None
-    options, option_keys = found or (_options_in(prompt, given, first_number), ())
+
+    options: Options | None
+    option_keys: tuple[str, ...] = ()
+    of_row = _given_options(row) if kind is None else None
+    if of_row is not None:
+        options, option_keys = of_row
+    else:
+        options = _options_in(prompt, given, first_number)
     if options and isinstance(given, str) and given in option_keys and len(option_keys) > 1:
         given = _letter_of_column(given, options, option_keys, answer)
-    said_by = ""
+
+    said_by = ""  # the column that says the kind
     if kind is None:
         kind, said_by = kind_in_row(row, given, prompt, has_options=options is not None)
-    own_kind = row.get("problem_type")
-    if own_kind and options and kind == CHOICE and said_by != "problem_type":
-        more["source_problem_type"] = own_kind  # somebody's own name for a kind of question
-    if found is not None and options and kind == CHOICE and not _shows(prompt, options):
-        for letter, text in options.texts.items():
+    choices = options if kind == CHOICE else None
+    if choices is not None and of_row is not None and not _shows(prompt, choices):
+        for letter, text in choices.texts.items():
             prompt += f"\n{letter}. {text}"
 
-    # Columns that are read, and that rewards may want as well.
-    kept = [key for key in (said_by, "duration" if kind == SPAN else "") if row.get(key) is not None]
-    more = {key: row[key] for key in kept if key != "problem_type"} | more
-    media_keys: set[str] = set()
-    if media is None:
-        media, media_keys = _media(row)
-    made = Made(row={}, read={question, answer, *option_keys, *media_keys, *kept, *read})
-    if own_kind:
-        made.read.add("problem_type")
-    times = times_in(given) if kind == SPAN else []
-    if options and kind == CHOICE:
-        solution = chosen(given, options, answer, first_number)
+    made = Made(row={}, read={question, answer, *option_keys, *read})
+    if choices is not None:
+        solution = chosen(given, choices, answer, first_number)
         if "," in solution:
             made.asked = "the letters of all right options, with commas between them,"
             made.hints += _hints_about_an_order(prompt)
-    elif times:
-        solution, made.hints = spans_text(times, row.get("duration"))
+    else:
+        solution = _written(given, answer, kind, row.get("duration"), made)
+    if options is None and not said_by:
+        made.hints += _hints_about_the_kind(row, kind)
+
+    if media is None:
+        media, media_keys = _media(row)
+        made.read |= media_keys
+    fields = _kept_fields(row, kind, said_by, made)
+    own_kind = row.get("problem_type")
+    if own_kind:
+        made.read.add("problem_type")
+    if own_kind and choices is not None and said_by != "problem_type":
+        fields["source_problem_type"] = own_kind  # somebody's own name for a kind of question
+    of_question = {"prompt": prompt, "solution": f"<answer>{solution}</answer>", "problem_type": kind}
+    made.row = media | of_question | fields | thinking | more
+    return made
+
+
+def _kept_fields(row: Values, kind: str, said_by: str, made: Made) -> Values:
+    """The columns that are read, and that rewards may want as well: fields of the record.
+
+    Args:
+        said_by: the column that says the kind of the answer, or an empty text.
+        made: gets their keys.
+    """
+    keys = [said_by] if said_by else []
+    if kind == SPAN:
+        keys.append("duration")
+    kept = [key for key in keys if row.get(key) is not None]
+    made.read.update(kept)
+    return {key: row[key] for key in kept if key != "problem_type"}
+
+
+def _written(given: Any, key: str, kind: str, duration: Any, made: Made) -> str:
+    """The solution of a question without options.
+
+    Args:
+        given: the answer of the row, at ``key``.
+        duration: of the clip, if the row says it.
+        made: gets hints, and what the prompt asks for.
+
+    Raises:
+        ValueError: the answer is no text, number or span.
+    """
+    times = times_in(given) if kind == SPAN else []
+    if times:
+        solution, hints = spans_text(times, duration)
+        made.hints += hints
         if len(times) > 1:
             made.asked = "start and end in seconds of every time that it happens, with the word to between them,"
-    else:
-        # A truth value says so for any kind of answer. "TRUE" as a text may be what is shown.
-        said = yes_or_no(given) if isinstance(given, bool) or kind == YES_NO else None
-        solution = said or bare(given, answer)
-        made.hints += _hints_about(solution, kind)
-    if not options and not said_by:
-        made.hints += _hints_about_the_kind(row, kind)
-    made.row = media | {"prompt": prompt, "solution": f"<answer>{solution}</answer>", "problem_type": kind} | more
-    return made
+        return solution
+    # A truth value says so for any kind of answer. "TRUE" as a text may be what is shown.
+    said = yes_or_no(given) if isinstance(given, bool) or kind == YES_NO else None
+    solution = said or bare(given, key)
+    made.hints += _hints_about(solution, kind)
+    return solution
 
 
 def _letter_of_column(column: str, options: Options, columns: Sequence[str], answer: str) -> str:
