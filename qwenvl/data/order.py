@@ -68,8 +68,17 @@ def draws_per_epoch(parts: Sequence[Part]) -> list[int]:
     return draws
 
 
-Grouping = tuple[int, Callable[[tuple[int, int]], int]]
-"""Prompts of an optimizer step, over all its micro-batches and processes, and the length of that of a (pass, index)."""
+@dataclass(frozen=True)
+class Grouping:
+    """How prompts of similar length come together.
+
+    Attributes:
+        step: prompts of an optimizer step, over all its micro-batches and processes.
+        length: the length of the prompt of a (pass, index).
+    """
+
+    step: int
+    length: Callable[[tuple[int, int]], int]
 
 
 class EpochSampler:
@@ -134,16 +143,16 @@ class EpochSampler:
 
     def _grouped(self, keys: list[tuple[int, int]], grouping: Grouping) -> Iterator[tuple[int, int]]:
         """Measure and sort pool by pool, so that a run begins before all lengths are known."""
-        step, length = grouping
+        step = grouping.step
         pool = step * max(1, min(POOL_STEPS, len(keys) // (4 * step)))
         draw = stable_random(self.seed, "steps", self.epoch)
         for start in range(0, len(keys), pool):
             drawn = keys[start : start + pool]
             whole = len(drawn) - len(drawn) % step
-            by_length = sorted(drawn[:whole], key=length)
+            by_length = sorted(drawn[:whole], key=grouping.length)
             steps = [by_length[i : i + step] for i in range(0, whole, step)]
             draw.shuffle(steps)
-            for each in [*steps, sorted(drawn[whole:], key=length)]:  # a step cut short ends the epoch
+            for each in [*steps, sorted(drawn[whole:], key=grouping.length)]:  # a step cut short ends the epoch
                 yield from each
 
     def _mixed(self) -> list[tuple[int, int]]:
@@ -152,8 +161,10 @@ class EpochSampler:
         placed = []
         for number, (count, start) in enumerate(zip(self._draws, starts, strict=False)):
             draw = stable_random(self.seed, "places", self.epoch, number)
-            for i, (turn, index) in enumerate(self._drawn(number)):
-                placed.append(((i + draw.randrange(_FINE) / _FINE) / count, number, turn, start + index))
+            for stretch, (turn, index) in enumerate(self._drawn(number)):
+                within = draw.randrange(_FINE) / _FINE
+                place = (stretch + within) / count  # in the epoch, from 0 to 1
+                placed.append((place, number, turn, start + index))
         return [(turn, index) for _, _, turn, index in sorted(placed)]
 
     def _drawn(self, number: int) -> Iterator[tuple[int, int]]:

@@ -329,7 +329,8 @@ class SpanReader:
         """
         problems: list[str] = []
         by_clip: dict[str, list[LabelledSpan]] = {}
-        refused: set[str] = set()  # sources, and names of clips
+        told_sources: set[str] = set()
+        told_names: set[str] = set()
         for each in labelled:
             if isinstance(each, RecordError):
                 problems.append(str(each))
@@ -343,11 +344,11 @@ class SpanReader:
             of_clip.append(each)
             # Rows of a table have no source: there a clip has many.
             first = of_clip[0]
-            if each.source not in (first.source, *refused):
-                refused.add(each.source)
+            if each.source != first.source and each.source not in told_sources:
+                told_sources.add(each.source)
                 problems.append(f"{each.source}: has labels of {clip}, and so has {first.source}; keep one of the two")
-            elif not may_be_one_file(each.clip, first.clip) and each.clip not in refused:
-                refused.add(each.clip)
+            elif not may_be_one_file(each.clip, first.clip) and each.clip not in told_names:
+                told_names.add(each.clip)
                 problems.append(f"{each.where}: {each.clip!r} would be {clip}, and so would {first.clip!r}; keep one")
         found = {}
         for clip, spans in by_clip.items():

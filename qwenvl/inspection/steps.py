@@ -62,11 +62,6 @@ def read_steps(path: Path) -> Steps:
     if 0 < len(headings) < len(lines):  # where all lines end with a colon, none is one
         raise RecordError(f"{path}: {headings[0]!r} seems to be a heading or a comment; leave it out")
     found = _numbering(lines)
-    numbered_line = None
-    if not any(found):
-        # The first line may be the head of a table.
-        own = _line_with_own_number(lines) or _line_with_own_number(lines[1:], behind_a_head=True)
-        numbered_line = _numbered_line(lines) or own
     if any(found):
         names = []
         for number, (line, match) in enumerate(zip(lines, found, strict=True), start=1):
@@ -75,9 +70,13 @@ def read_steps(path: Path) -> Steps:
                 raise RecordError(f"{path}: expected step {number}, got {line!r}; {advice}")
             names.append(match[2])
         lines = names
-    elif numbered_line is not None:
-        advice = "write '(1) name', or no numbers"
-        raise RecordError(f"{path}: lines seem to be numbered, as in {numbered_line!r}; {advice}")
+    else:
+        # The first line may be the head of a table.
+        own = _line_with_own_number(lines) or _line_with_own_number(lines[1:], behind_a_head=True)
+        numbered_line = _numbered_line(lines) or own
+        if numbered_line is not None:
+            advice = "write '(1) name', or no numbers"
+            raise RecordError(f"{path}: lines seem to be numbered, as in {numbered_line!r}; {advice}")
     if not lines:
         raise RecordError(f"{path}: expected at least one step")
     plain = list(map(_plain, lines))
@@ -131,12 +130,16 @@ def _line_with_own_number(lines: Sequence[str], *, behind_a_head: bool = False) 
     words = {match[1].casefold() for match in in_front if match}
     behind = [_OWN_NUMBER_BEHIND.fullmatch(line) for line in lines]
     first = 2 if behind_a_head else 1
-    for matches, is_one_word in ((in_front, len(words) == 1), (behind, True)):
-        numbers = [int(match["number"]) for match in matches if match]
-        differ = len(set(numbers)) == len(lines) > 1
-        if differ and is_one_word and numbers != list(range(first, len(lines) + first)):
-            return lines[0]
-    return None
+    places = list(range(first, len(lines) + first))
+
+    def number_otherwise(matches: Sequence[re.Match[str] | None]) -> bool:
+        numbers = [int(match["number"]) for match in matches if match is not None]
+        differ = len(lines) > 1 and len(set(numbers)) == len(lines)
+        return differ and numbers != places
+
+    has_word_in_front = len(words) == 1  # "Action 0: take", "Action 1: put"
+    is_numbered = (has_word_in_front and number_otherwise(in_front)) or number_otherwise(behind)
+    return lines[0] if is_numbered else None
 
 
 def _misread(name: str, own_number: int, plain: Sequence[str]) -> str | None:
@@ -161,9 +164,10 @@ def _numbering(lines: Sequence[str]) -> list[re.Match[str] | None]:
     """The number and the name of each line. None for lines, or all of them, without a number."""
     marked = [_NUMBER_WITH_WORD.fullmatch(line) or _NUMBER_WITH_SIGN.fullmatch(line) for line in lines]
     bare = [_BARE_NUMBER.fullmatch(line) for line in lines]
-    numbers = [int(match[1]) for match in bare if match is not None]
+    numbers = {int(match[1]) for match in bare if match is not None}
     # "1 take_cup" and "2 insert_fan" are numbered. "2 screws" is a name where other names have no such number.
-    if not all(marked) and 1 < len(lines) == len(set(numbers)):
+    all_differ = len(lines) > 1 and len(numbers) == len(lines)
+    if all_differ and not all(marked):
         return bare
     return marked
 
@@ -281,8 +285,8 @@ def answer_in(steps: Steps, text: str) -> str:
     numbers = [number_of(steps, item) for item in items]
     are_bare = [_NUMBERS.fullmatch(item.strip(" ,;|")) is not None for item in items]
     # "2, insert the fan" may be one step with its number apart, or that step twice.
-    for one, other in pairwise(zip(numbers, are_bare, strict=True)):
-        if one[0] == other[0] and one[1] != other[1]:
+    for (number, is_bare), (next_number, next_is_bare) in pairwise(zip(numbers, are_bare, strict=True)):
+        if number == next_number and is_bare != next_is_bare:
             raise ValueError(f"{text!r}: a number beside its own name is one step or two: write '(2) name' for one")
     return " ".join(f"({number}) {steps[number - 1]}" for number in numbers)
 

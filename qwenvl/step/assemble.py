@@ -18,7 +18,7 @@ from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.dataset import GRPODataset, load_dataset
 from qwenvl.data.errors import RecordError
 from qwenvl.data.options import SampleOptions
-from qwenvl.data.order import EpochSampler, Part, RepeatedSteps
+from qwenvl.data.order import EpochSampler, Grouping, Part, RepeatedSteps
 from qwenvl.data.prompt_length import LengthEstimate
 from qwenvl.data.records.parse import ReadOptions
 from qwenvl.data.records.presets import how_counted, how_read
@@ -147,7 +147,7 @@ def build_sampler(
                 f"{type(dataset).__name__}: its records cannot be measured; leave the flag out"
             )
         estimate = LengthEstimate(dataset.records, dataset.rule, collator.ruler, collator.options.fit_to)
-        grouping = step, estimate
+        grouping = Grouping(step, estimate)
     sampler = EpochSampler(
         getattr(dataset, "parts", None) or [Part("", len(dataset))],
         seed=args.seed if args.data_seed is None else args.data_seed,

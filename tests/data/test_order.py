@@ -4,7 +4,7 @@ import pytest
 from accelerate.data_loader import BatchSamplerShard
 from torch.utils.data import BatchSampler
 
-from qwenvl.data.order import EpochSampler, Part, RefillOrder, RepeatedSteps, draws_per_epoch
+from qwenvl.data.order import EpochSampler, Grouping, Part, RefillOrder, RepeatedSteps, draws_per_epoch
 from qwenvl.data.seeds import stable_random
 
 
@@ -90,13 +90,13 @@ class TestGrouping:
     ONE = (Part("a", 250),)
 
     def sampler(self, step=8, parts=ONE, seed=2):
-        return EpochSampler(parts, seed=seed, grouping=(step, lambda key: self.LENGTHS[key[1]]))
+        return EpochSampler(parts, seed=seed, grouping=Grouping(step, lambda key: self.LENGTHS[key[1]]))
 
     def test_pools_of_steps_are_sorted_by_length(self):
         # five steps of two are one pool; the eleventh is left for a step of its own, and no pool is shorter than a step
         lengths = [5, 1, 4, 2, 9, 8, 7, 3, 6, 10, 11]
         plain = keys_of(EpochSampler([Part("a", 11)], seed=4))
-        keys = keys_of(EpochSampler([Part("a", 11)], seed=4, grouping=(2, lambda key: lengths[key[1]])))
+        keys = keys_of(EpochSampler([Part("a", 11)], seed=4, grouping=Grouping(2, lambda key: lengths[key[1]])))
         assert keys[-1] == plain[-1]
         for start in range(0, 10, 2):  # 11 // (4 * 2) = 1 step to a pool: sorted, and not mixed
             assert keys[start : start + 2] == sorted(plain[start : start + 2], key=lambda key: lengths[key[1]])
@@ -116,7 +116,7 @@ class TestGrouping:
 
     def test_a_run_begins_before_all_lengths_are_known(self):
         asked = []
-        grouping = (2, lambda key: asked.append(key) or key[1])
+        grouping = Grouping(2, lambda key: asked.append(key) or key[1])
         keys = iter(EpochSampler([Part("a", 1000)], grouping=grouping))
         next(keys)
         assert len(asked) == 64  # 32 steps of two

@@ -89,21 +89,23 @@ def _object_rows(path: Path) -> Rows | None:
         file.seek(0)
         first = file.readline(MAX_OBJECT_BYTES)
         more = file.readline()
-        opens = first.removeprefix(BOM).strip() == b"{"  # no line of JSON lines
-        if not opens:
-            is_json_lines = more.strip() and _is_json(first.removeprefix(BOM))
-            if ".json" not in suffixes or is_json_lines:
-                return None
+        spans_lines = first.removeprefix(BOM).strip() == b"{"  # which no line of JSON lines is
+        has_json_lines = bool(more.strip()) and _is_json(first.removeprefix(BOM))
+        may_be_one_object = spans_lines or (".json" in suffixes and not has_json_lines)
+        if not may_be_one_object:
+            return None
         text = (first + more + file.read(MAX_OBJECT_BYTES)).removeprefix(BOM)
     try:
         content = decode_json(text.decode())
     except (ValueError, RecursionError) as error:
-        if opens or not isinstance(error, json.JSONDecodeError):  # the latter: a key that stands twice
+        if spans_lines or not isinstance(error, json.JSONDecodeError):  # the latter: a key that stands twice
             raise _no_object(path, error) from None
         return None  # JSON lines with damage, which ``text_rows`` reports
+    # Of an object on one line ``text_rows`` makes the same record.
+    as_one_record = _listed(path, [("1", content)]) if spans_lines else None
     keys_of_lists = [key for key, value in content.items() if _is_list_of_objects(value)]
     if _is_record(content, keys_of_lists):
-        return _listed(path, [("1", content)]) if opens else None
+        return as_one_record
     if len(keys_of_lists) == 1:
         key = keys_of_lists[0]
         _check_no_medium_beside(content, key, path)
@@ -113,7 +115,7 @@ def _object_rows(path: Path) -> Rows | None:
     except (TypeError, KeyError):
         pass
     if not content or not all(isinstance(value, dict | list) for value in content.values()):
-        return _listed(path, [("1", content)]) if opens else None
+        return as_one_record
     keys = ", ".join(list(content)[:3])
     if len(content) > 3:
         keys += ", ..."
