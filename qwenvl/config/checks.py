@@ -38,8 +38,14 @@ NOT_OF_OURS = {
     **dict.fromkeys(("label_smoothing_factor", "label_names"), "no loss here reads labels"),
     **dict.fromkeys(
         (
-            *("prediction_loss_only", "include_for_metrics", "batch_eval_metrics", "eval_do_concat_batches"),
-            *("eval_use_gather_object", "eval_accumulation_steps", "bf16_full_eval", "fp16_full_eval"),
+            "prediction_loss_only",
+            "include_for_metrics",
+            "batch_eval_metrics",
+            "eval_do_concat_batches",
+            "eval_use_gather_object",
+            "eval_accumulation_steps",
+            "bf16_full_eval",
+            "fp16_full_eval",
         ),
         "evaluation is made as training is, by this library itself",
     ),

@@ -32,7 +32,11 @@ OWN_KEYS = frozenset(
     (
         *_WRITTEN_ANEW,
         *TURN_KEYS,
-        *("completion", "meta", "frame_cnts", "dynamic_sample", "frame_times"),
+        "completion",
+        "meta",
+        "frame_cnts",
+        "dynamic_sample",
+        "frame_times",
         *FRAME_KEYS,
         *SYSTEM_KEYS,
     )

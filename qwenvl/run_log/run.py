@@ -309,6 +309,7 @@ SHOWN = {
     "prompt/frames": Shown("data", "frames of a prompt", "frames"),
 }
 """Metrics in the order of the page. Others follow them, in the section of their first word."""
+OF_TOTAL = {"reward/total", "reward/max", "reward/std"}
 ALWAYS = {"reward/total", "kl", "completion/length_mean"}  # not folded away even if they never change
 
 BY_WORD = {
@@ -401,6 +402,11 @@ def _curves(runs: Sequence[Run]) -> list[str]:
 def is_phase(metric: str) -> bool:
     """Whether a metric is the seconds of one phase of a step."""
     return metric.startswith(PHASE) and metric.endswith("_s") and metric != WHOLE_STEP
+
+
+def is_component(metric: str) -> bool:
+    """Whether a metric is the mean of one reward function, and not of the total reward."""
+    return metric.startswith("reward/") and metric.count("/") == 1 and metric not in OF_TOTAL
 
 
 def _evaluations(runs: Sequence[Run]) -> list[dict[str, Any]]:

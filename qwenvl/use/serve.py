@@ -48,19 +48,27 @@ from qwenvl.use.turns import FairPool, Turns, gives_a_place
 
 READERS = 8  # threads that decode media
 SLOW_READERS = 4  # that decode those which took long while others waited
-READING = 2  # times --decode_timeout, for all media of a request: a few requests must not hold all readers for long
+# Times --decode_timeout, for all media of a request: a few requests must not hold all readers for long.
+READING_TIMEOUTS = 2
 SECONDS_BETWEEN_LOOKS = 0.5  # at whether a client is still there
 SECONDS_BETWEEN_TRIES = 0.05  # to find room for another prompt
-LOOKS = 0.25  # times --decode_timeout, for one look, and four times as long for all at a clip: others wait for them
+# Times --decode_timeout, for one look, and four times as long for all at a clip: others wait for them.
+LOOK_TIMEOUTS = 0.25
 SHORTEST_LOOK = 0.01  # seconds: 0 would let the decoder take its time
 MOST_BODIES = 2 * 2**30  # bytes of the bodies that are being received or parsed
 LONG_ARRIVAL_SECONDS = 2.0  # a request that is received or fetched for longer gives way where others find no room
-MOST_PIXELS = 4 * 2**30  # bytes of the prompts that wait: more are not decoded before some of these are sampled
+# Bytes of the prompts that wait: more are not decoded before some of these are sampled.
+MOST_PROMPT_BYTES = 4 * 2**30
 LONG_TEXT = 50_000  # bytes, whose tokens take a tenth of a second or more to find
 LONG_FORWARD = 4096  # tokens or patches: a layer takes so long that a GPU is waited for before the next one
 Some = TypeVar("Some")
 Read = Callable[[Callable[[int], None]], Awaitable[bytes]]
 """Receives the body of a request. It calls its argument with the bytes of each piece before it keeps them."""
+
+
+def _may_be_together(request: Pending) -> bool:
+    """Whether a request may be sampled with others: one with a seed, or with a refusal, is alone."""
+    return request.options.seed is None and not request.alone
 
 
 def _nobody_waits() -> bool:
@@ -142,7 +150,7 @@ class ChatServer:
         if toolbox is None:
             return None
         options = SampleOptions.of(config)
-        options = replace(options, decode_timeout=LOOKS * options.decode_timeout)
+        options = replace(options, decode_timeout=LOOK_TIMEOUTS * options.decode_timeout)
         dataset = DatasetInTime([], options, training=False, ruler=self.collator.ruler)
         return replace(
             toolbox,
@@ -213,10 +221,12 @@ class ChatServer:
         others = [each for each in self._waiting if each is not first]
         n = first.options.n
         together = [first]
-        if first.options.seed is None and not first.alone:
-            for each in others:
-                if each.options.seed is None and not each.alone and each.options.n == n and each.params == first.params:
-                    together.append(each)
+        if _may_be_together(first):
+            together += [
+                each
+                for each in others
+                if _may_be_together(each) and (each.options.n, each.params) == (n, first.params)
+            ]
         batches = [each.batch for each in together]
         new_tokens = n * first.params.max_new_tokens
         fitting = next(in_budget(batches, new_tokens=new_tokens, budget=self._budget))
@@ -339,8 +349,10 @@ class ChatServer:
             ApiError: the request cannot be answered.
         """
         taken = sum(not each.gone for each in self._requests)
-        if taken >= self.limits.max_waiting and not (self._make_room() or self._make_place_for(client)):
-            raise ApiError(429, f"{taken} requests wait already (--max_waiting); try again later")
+        if taken >= self.limits.max_waiting:
+            has_place = self._end_slowest_arrival() or self._end_newest_of_largest_client(client)
+            if not has_place:
+                raise ApiError(429, f"{taken} requests wait already (--max_waiting); try again later")
         patience = Patience(self.limits.max_seconds, client)
         self.active += 1
         self._requests.append(patience)
@@ -415,11 +427,11 @@ class ChatServer:
         """
         arrival.held += more
         held = sum(each.held for each in [*self._arrivals] if not each.patience.gone)  # media come in other threads
-        if held > MOST_BODIES and not self._make_room():
+        if held > MOST_BODIES and not self._end_slowest_arrival():
             raise ApiError(429, "other requests take the memory of this one; try again later")
         arrival.patience.check()  # it may be the one that gives way
 
-    def _make_room(self) -> bool:
+    def _end_slowest_arrival(self) -> bool:
         """End the request that has waited for others for the longest time, and say whether one has waited for long.
 
         Else clients that send as slowly as is allowed would keep everybody out: their requests cost them nothing.
@@ -432,8 +444,8 @@ class ChatServer:
         oldest.patience.end(ApiError(429, reason))
         return True
 
-    def _make_place_for(self, client: str) -> bool:
-        """End the newest request of another client, if that has most of the places, and say whether."""
+    def _end_newest_of_largest_client(self, client: str) -> bool:
+        """End the newest request of another client than this one, if that has most of the places, and say whether."""
         there = [each for each in self._requests if not each.gone]
         other = gives_a_place(client, Counter(each.client for each in there))
         sampled = {each.patience for each in self._sampling}
@@ -452,7 +464,7 @@ class ChatServer:
         is_gone: Callable[[], Awaitable[bool]],
     ) -> Pending:
         """A request with its prompt."""
-        while sum(media_bytes(each.batch) for each in self._waiting) > MOST_PIXELS:
+        while sum(media_bytes(each.batch) for each in self._waiting) > MOST_PROMPT_BYTES:
             await _patiently(asyncio.sleep(SECONDS_BETWEEN_TRIES), patience, is_gone)
         if parsed.text_bytes > LONG_TEXT or not parsed.has_media:
             readers = self._long_readers if parsed.text_bytes > LONG_TEXT else self._parsers
@@ -499,7 +511,7 @@ class ChatServer:
             GaveWay: its media take long to read, and others wait.
         """
         timeout = self._dataset.options.decode_timeout
-        reading = Reading(patience, each=timeout, total=READING * timeout, others_wait=others_wait)
+        reading = Reading(patience, each=timeout, total=READING_TIMEOUTS * timeout, others_wait=others_wait)
         try:
             sample = self._loaded(record, folder, reading)
             patience.check()

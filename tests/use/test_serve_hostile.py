@@ -692,7 +692,7 @@ def test_a_clip_is_decoded_within_the_time_that_is_left(running, monkeypatch):
 
 
 def test_memory_that_prompts_wait_in_has_a_bound(running, monkeypatch):
-    monkeypatch.setattr("qwenvl.use.serve.MOST_PIXELS", 0)
+    monkeypatch.setattr("qwenvl.use.serve.MOST_PROMPT_BYTES", 0)
     begun, free = threading.Event(), threading.Event()
     sampled = running.server._sampled
     monkeypatch.setattr(running.server, "_sampled", lambda *given: (begun.set(), free.wait(60), sampled(*given))[2])

@@ -151,8 +151,9 @@ def _settle_count(own: Settings, said: ClipSettings, listed: bool, sampled: bool
                 _note(said, f"{key} beside the turns changes no frames where dynamic_sample draws them")
         own |= bounds  # of each segment
         return None
-    by_meta = own.keys() & {*FRAME_BOUNDS, "video_fps"}
-    if not part and (by_meta or not (row or sampled)):
+    meta_counts = bool(own.keys() & {*FRAME_BOUNDS, "video_fps"})
+    package_counts = bool(row) or sampled
+    if not part and (meta_counts or not package_counts):
         for key in ("nframes", "fps"):
             if key in row:
                 _note(said, f"{key} beside the turns changes no frames, as meta or video_fps says how many are taken")
@@ -167,8 +168,8 @@ def _settle_count(own: Settings, said: ClipSettings, listed: bool, sampled: bool
     rate: Settings = next((each for each in rates if each), {})
     for each in rates:
         if each and each is not rate:
-            (key,) = each
-            (better,) = rate
+            key = next(iter(each))  # nframes or fps: both are refused
+            better = next(iter(rate))
             _note(said, f"{key} changes nothing, as {better} stands closer to the clip and says how many are taken")
     if "nframes" in rate and bounds:
         _note(said, f"{' and '.join(bounds)} beside nframes change nothing")

@@ -60,8 +60,13 @@ NEARLY_A_TAG = re.compile(
 PLACEHOLDERS = ("<ref-object>", "<bbox>", "<audio>")
 # Text that spells these out would be tokenized as media or as the end of a turn.
 CONTROL_TOKENS = (
-    *("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"),
-    *("<|im_start|>", "<|im_end|>", "<|endoftext|>"),
+    "<|vision_start|>",
+    "<|vision_end|>",
+    "<|image_pad|>",
+    "<|video_pad|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|endoftext|>",
 )
 # The roles by the names of the speakers, in the words of all trainers.
 _ROLES: dict[str, Role] = {"system": "system", "human": "user", "user": "user", "gpt": "assistant"}

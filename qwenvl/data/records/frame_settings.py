@@ -80,8 +80,14 @@ OURS = ("frame_cnts", "dynamic_sample", "video_fps", "frames_fps", "frame_times"
 _LISTS = ("frame_cnts", "frame_times")
 
 META_KEYS = (
-    *("frame_cnts", *FRAME_BOUNDS, "dynamic_sample", "video_fps", "frames_fps"),
-    *(*SPAN, *PIXEL_BOUNDS, "frame_times"),
+    "frame_cnts",
+    *FRAME_BOUNDS,
+    "dynamic_sample",
+    "video_fps",
+    "frames_fps",
+    *SPAN,
+    *PIXEL_BOUNDS,
+    "frame_times",
 )
 """Keys of ``meta``."""
 

@@ -34,8 +34,21 @@ OLDEST_FORMS = (("instruction", "output"), ("query", "response"))
 # Keys that ask, answer or hold times in files of others, in the order in which the advice of an error looks for them.
 ASKING_KEYS = ("question", "problem", "query", "instruction", "input", "text", "sentence", "caption")
 ANSWERING_KEYS = (
-    *("answer", "solution", "label", "response", "output", "ground_truth", "target", "caption"),
-    *("correct_answer", "correctAnswer", "correct", "gt", "gold", "answer_idx", "answer_id"),
+    "answer",
+    "solution",
+    "label",
+    "response",
+    "output",
+    "ground_truth",
+    "target",
+    "caption",
+    "correct_answer",
+    "correctAnswer",
+    "correct",
+    "gt",
+    "gold",
+    "answer_idx",
+    "answer_id",
 )
 TIME_KEYS = ("timestamp", "timestamps", "relevant_windows", "windows", "span", "spans", "segment", "segments")
 

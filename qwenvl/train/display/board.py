@@ -23,20 +23,27 @@ from tqdm.auto import tqdm
 
 from qwenvl.console import evaluated, evaluation_lines, with_interval
 from qwenvl.run_log.log import read_metrics
-from qwenvl.run_log.run import is_phase
+from qwenvl.run_log.run import is_component, is_phase
 from qwenvl.step.meter import Meter, peak_memory, phase_name
 from qwenvl.train.display.progress import Progress
 from qwenvl.types import EVALUATED
 
 TITLES = {
-    **{"reward/total": "reward", "target/loss": "loss", "group/zero_std_frac": "equal groups", "kl": "KL"},
-    **{"entropy": "entropy", "completion/length_mean": "length", "completion/truncated_frac": "cut off"},
-    **{"completion/thinking_mean": "thinking", "completion/thinking_cut_frac": "thinking cut"},
-    **{"look/looked_frac": "looked", "look/calls": "looks", "grad_norm": "grad norm"},
+    "reward/total": "reward",
+    "target/loss": "loss",
+    "group/zero_std_frac": "equal groups",
+    "kl": "KL",
+    "entropy": "entropy",
+    "completion/length_mean": "length",
+    "completion/truncated_frac": "cut off",
+    "completion/thinking_mean": "thinking",
+    "completion/thinking_cut_frac": "thinking cut",
+    "look/looked_frac": "looked",
+    "look/calls": "looks",
+    "grad_norm": "grad norm",
 }
 """The metrics that are shown, in this order, and their names there. Components of the reward follow the reward."""
 SHARES = {"group/zero_std_frac", "completion/truncated_frac", "completion/thinking_cut_frac", "look/looked_frac"}
-NO_COMPONENTS = {"reward/total", "reward/max", "reward/std"}
 MOST_COMPONENTS = 5  # of the reward
 CURVE = 14  # characters
 SHORT = 5.0  # seconds of a step after which its phase is shown
@@ -165,7 +172,7 @@ class LiveBoard(Progress):
     def _add(self, logs: Mapping[str, float]) -> None:
         """Add the numbers of a log entry of training."""
         for name, value in logs.items():
-            if name in TITLES or _is_component(name):
+            if name in TITLES or is_component(name):
                 self._series.setdefault(name, []).append(value)
         seconds = {name: value for name, value in logs.items() if is_phase(name)}
         if seconds:
@@ -209,7 +216,7 @@ class LiveBoard(Progress):
         progress.add_column(ratio=1)
         bar = ProgressBar(total=1.0, completed=self._progress.share, complete_style="cyan", finished_style="cyan")
         progress.add_row(Text(f" {self._progress.before}", style="bold"), bar, Text(self._progress.behind))
-        components = [name for name in self._series if _is_component(name)][:MOST_COMPONENTS]
+        components = [name for name in self._series if is_component(name)][:MOST_COMPONENTS]
         names = [name for name in TITLES if name in self._series]
         after = names.index("reward/total") + 1 if "reward/total" in names else 0
         names[after:after] = components
@@ -228,11 +235,6 @@ def _log_handlers() -> list[logging.Handler]:
     for each in (logging.root, *logging.root.manager.loggerDict.values()):
         handlers |= dict.fromkeys(getattr(each, "handlers", ()))
     return list(handlers)
-
-
-def _is_component(name: str) -> bool:
-    """Whether a metric is the mean of one reward function."""
-    return name.startswith("reward/") and name.count("/") == 1 and name not in NO_COMPONENTS
 
 
 def _curve(name: str, series: Sequence[float]) -> Text:

@@ -16,8 +16,12 @@ from qwenvl.console import evaluation_lines, say
 from qwenvl.step.meter import Meter
 
 SHOWN = (
-    *(("reward/total", "reward"), ("kl", "kl"), ("completion/length_mean", "tokens"), ("target/loss", "loss")),
-    *(("look/calls", "looks"), ("look/looked_frac", "looked")),
+    ("reward/total", "reward"),
+    ("kl", "kl"),
+    ("completion/length_mean", "tokens"),
+    ("target/loss", "loss"),
+    ("look/calls", "looks"),
+    ("look/looked_frac", "looked"),
 )
 """The metrics in a line, and their names there. The run folder has all metrics."""
 LONG = 60.0  # seconds between two lines on the phase of a step, at least

@@ -28,10 +28,25 @@ from qwenvl.types import Record
 logger = logging.getLogger(__name__)
 
 SHARED = (
-    *("seed", "train_sampling_strategy", "num_iterations", "async_rollouts", "sync_ref_model"),
-    *("learning_rate", "mm_projector_lr", "vision_tower_lr", "optim", "optim_args", "weight_decay"),
-    *("adam_beta1", "adam_beta2", "adam_epsilon"),
-    *("tune_mm_llm", "tune_mm_mlp", "tune_mm_vision", "lora_r", "lora_alpha"),
+    "seed",
+    "train_sampling_strategy",
+    "num_iterations",
+    "async_rollouts",
+    "sync_ref_model",
+    "learning_rate",
+    "mm_projector_lr",
+    "vision_tower_lr",
+    "optim",
+    "optim_args",
+    "weight_decay",
+    "adam_beta1",
+    "adam_beta2",
+    "adam_epsilon",
+    "tune_mm_llm",
+    "tune_mm_mlp",
+    "tune_mm_vision",
+    "lora_r",
+    "lora_alpha",
 )
 """Settings that a resumed run can't change: their effects are in the checkpoint, in weights, optimizer or schedule."""
 _STEP = "prompts of an optimizer step"

@@ -31,7 +31,7 @@ from qwenvl.rewards.table import SHAPING
 from qwenvl.run_lock import RunFolderError, locked
 from qwenvl.run_log.health import RULES, Finding
 from qwenvl.run_log.log import RunLogError, read_metrics
-from qwenvl.run_log.run import read_runs, trend
+from qwenvl.run_log.run import is_component, read_runs, trend
 from qwenvl.run_log.warnings import warnings_of
 from qwenvl.step.assemble import build_dataset, build_rewards, weight_dtype
 from qwenvl.step.failures import told_in_one_line
@@ -230,17 +230,13 @@ def has_scored(rows: Sequence[Mapping[str, float]]) -> bool:
         rows: the rows of ``metrics.jsonl``.
     """
     names = set[str]().union(*rows)
-    rewards = {name for name in names if name.startswith("reward/") and name.count("/") == 1}
-    if not rewards:  # a run that learns from its teacher alone
+    components = set(filter(is_component, names))
+    if not components and "reward/total" not in names:  # a run that learns from its teacher alone
         return True
-    telling = {name for name in rewards - OF_TOTAL if name.removeprefix("reward/") not in SHAPING}
-    read = telling or rewards
+    telling = {name for name in components if name.removeprefix("reward/") not in SHAPING}
+    read = telling or components or {"reward/total"}
     # The mean of a reward between -1 and 1 may be 0 by chance, and hardly in every step.
     return any(row.get(name) for row in rows for name in read)
-
-
-OF_TOTAL = {"reward/total", "reward/max", "reward/std"}
-"""Metrics of the total reward. All others of this form are of single functions."""
 
 
 RECORDS = 4  # the first ones, whose prompts a dry run makes
