@@ -30,14 +30,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(request: Request) -> str:
-    from qwenvl.evaluate.probing import NUMBERS, judged, probe, table
+    from qwenvl.evaluate.probe_verdict import judged
+    from qwenvl.evaluate.probing import NUMBERS, probe
     from qwenvl.run_lock import locked
 
     folder = request.options.output_dir
     with nullcontext() if folder is None else locked(folder):
-        numbers = judged(probe(request), request)
-        written = json.dumps(numbers, indent=1, ensure_ascii=False)
+        found = judged(probe(request), request)
+        written = json.dumps(found.as_json(), indent=1, ensure_ascii=False)
         if folder is not None:
             with written_whole(Path(folder) / NUMBERS) as file:
                 file.write_text(written + "\n", encoding="utf-8")
-    return written if request.options.json else harmless(table(numbers))
+    return written if request.options.json else harmless(found.table())

@@ -1,25 +1,29 @@
 """The numbers of a probe redone by hand, its verdict rule by rule, and the command that follows."""
 
+import math
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from qwenvl.config.command_line import parse_args
 from qwenvl.evaluate.answers import Answers
-from qwenvl.evaluate.probing import next_command, numbers_of, verdict, worth_of_looks
+from qwenvl.evaluate.probe_numbers import LooksWorth, ProbeNumbers, ProbeQuestion, numbers_of, worth_of_looks
+from qwenvl.evaluate.probe_verdict import next_command, verdict
 from qwenvl.evaluate.settings import probe_request
 from qwenvl.rewards import RewardError
 from qwenvl.rewards.options import RewardOptions
 from qwenvl.rollout.options import GenerationOptions
 from qwenvl.run_log.health import Finding
-from qwenvl.run_log.intervals import clustered_interval
+from qwenvl.run_log.intervals import Interval, clustered_interval
 from qwenvl.types import BadSample, FrameInfo, Message, Record
 from tests.run_log.runs import rollout
 
 THOUGHT = "<think>a</think><answer>1</answer>"
-QUESTION = {"model": "model", "data": "data", "samples": 4, "group_size": 2}
-QUESTION |= {"pass_by": "accuracy", "pass_at": 1.0, "temperature": 0.7}
+QUESTION = ProbeQuestion(
+    model="model", data="data", samples=4, group_size=2, pass_by="accuracy", pass_at=1.0, temperature=0.7
+)
 
 
 def group(accuracy, form=(0.0, 0.0, 0.0, 0.0), texts=("a", "b", "a", "a"), where="d[0]") -> Answers:
@@ -45,22 +49,25 @@ def test_a_probe_counts_passes_equal_groups_and_cut_completions():
     ]
     record = Record("7", (Message("user", "?"),), "1", (), (), (), {}, "data.json[7]")
     numbers = numbers_of(QUESTION, groups, [BadSample(record, "data.json[7]: gone")], 6.0)
-    assert {k: interval["mean"] for k, interval in numbers["pass_at_k"].items()} == {"1": 0.625, "2": 0.75, "4": 1.0}
-    assert numbers["equal_groups"]["mean"] == pytest.approx((3 / 6 + 3 / 6) / 2)  # three of the six pairs, twice
-    assert numbers["equal_answers"]["mean"] == pytest.approx((3 / 6 + 1) / 2)
-    assert numbers["format"]["mean"] == (0 + 3 / 4) / 2
-    assert numbers["truncated"]["mean"] == 1 / 4 and numbers["truncated_after_answer"] == 1 / 2
-    assert numbers["unique"] == (2 + 1) / 2
-    assert (numbers["completion_tokens"], numbers["longest_completion"], numbers["prompt_tokens"]) == (2.5, 4, 10)
-    assert numbers["rewards"]["accuracy"]["mean"] == (1 / 4 + 1) / 2
-    assert (numbers["prompts"], numbers["samples"], numbers["seconds_per_prompt"]) == (2, 4, 3.0)
-    assert numbers["left_out"] == ["data.json[7]: gone"] and numbers["rewards"]["total"]["n"] == 2
+    assert {k: interval.mean for k, interval in numbers.pass_at_k.items()} == {1: 0.625, 2: 0.75, 4: 1.0}
+    assert numbers.equal_groups.mean == pytest.approx((3 / 6 + 3 / 6) / 2)  # three of the six pairs, twice
+    assert numbers.equal_answers.mean == pytest.approx((3 / 6 + 1) / 2)
+    assert numbers.format.mean == (0 + 3 / 4) / 2
+    assert numbers.truncated.mean == 1 / 4 and numbers.truncated_after_answer == 1 / 2
+    assert numbers.unique == (2 + 1) / 2
+    assert (numbers.completion_tokens, numbers.longest_completion, numbers.prompt_tokens) == (2.5, 4, 10)
+    assert numbers.rewards["accuracy"].mean == (1 / 4 + 1) / 2
+    assert (numbers.prompts, numbers.seconds_per_prompt) == (2, 3.0)
+    assert numbers.left_out == ("data.json[7]: gone",) and numbers.rewards["total"].n == 2
+    written = numbers.as_json()
+    assert list(written)[:8] == [*vars(QUESTION), "prompts"] and "looks" not in written
+    assert written["pass_at_k"]["4"]["mean"] == 1.0 and written["left_out"] == ["data.json[7]: gone"]
 
 
 def test_a_prompt_with_too_few_values_is_left_out_of_pass_at_k():
     numbers = numbers_of(QUESTION, [group((1.0, None, 0.0, None)), group((None,) * 4, where="d[1]")], [], 0.0)
-    assert [(each["mean"], each["n"]) for each in numbers["pass_at_k"].values()][:2] == [(0.5, 1), (1.0, 1)]
-    assert numbers["pass_at_k"]["4"] == {"mean": None, "low": None, "high": None, "n": 0}
+    assert [(each.mean, each.n) for each in numbers.pass_at_k.values()][:2] == [(0.5, 1), (1.0, 1)]
+    assert numbers.as_json()["pass_at_k"]["4"] == {"mean": None, "low": None, "high": None, "n": 0}
 
 
 def test_pass_by_a_reward_without_values_is_refused():
@@ -76,9 +83,9 @@ def test_the_gain_of_looking_is_a_paired_mean_with_clips_as_clusters():
     overview = [make(0, [0.0, 1.0]), make(1, [0.0, None]), make(2, [1.0]), make(3, [1.0]), make(4, [1.0])]
     right_span = [make(0, [1.0, 1.0]), make(1, [1.0, 1.0]), make(2, [0.0]), make(3, [1.0])]
     found = worth_of_looks(overview, right_span, "accuracy")
-    assert found["records"] == 4 and found["overview"]["mean"] == 2.5 / 4 and found["right_span"]["mean"] == 3 / 4
+    assert found.records == 4 and found.overview.mean == 2.5 / 4 and found.right_span.mean == 3 / 4
     gains = clustered_interval([0.5, 1.0, -1.0, 0.0], ["0.mp4"] * 2 + ["1.mp4"] * 2)
-    assert found["gain"] == gains._asdict() and gains.n == 2 and gains.mean == 0.125
+    assert found.gain == gains and gains.n == 2 and gains.mean == 0.125
 
 
 @pytest.mark.parametrize(
@@ -88,43 +95,62 @@ def test_the_gain_of_looking_is_a_paired_mean_with_clips_as_clusters():
         ((0.9, 0.9, (0.0, -0.1, 0.1)), ["looks bring nothing"], "Either the overview shows enough: show fewer frames"),
         ((0.3, 0.35, (0.05, -0.1, 0.1)), ["looks bring nothing"], "Either the model does not use the right span"),
         ((0.3, 0.31, (0.01, 0.005, 0.015)), ["looks bring nothing"], "is 0.310, on the overview 0.300. Looking can"),
-        ((None, None, (None, None, None)), ["looks not measured"], "name another --pass_by"),
+        ((math.nan, math.nan, (math.nan,) * 3), ["looks not measured"], "name another --pass_by"),
     ],
 )
 def test_looks_without_a_gain_are_reported_before_training(looks, codes, words):
     overview, span, gain = looks
-    named = {"records": 0 if overview is None else 9, "overview": {"mean": overview}, "right_span": {"mean": span}}
-    named |= {"gain": dict(zip(("mean", "low", "high"), gain, strict=True))}
-    found = verdict({**HEALTHY, "pass_by": "accuracy", "looks": named}, GenerationOptions(), RewardOptions())
+    records = 0 if math.isnan(overview) else 9
+    worth = LooksWorth(records, share(overview), share(span), Interval(*gain, records))
+    found = verdict(replace(HEALTHY, looks=worth), GenerationOptions(), RewardOptions())
     assert [each.code for each in found] == codes and words in found[0].message
 
 
-def share(mean: float) -> dict:
-    return {"mean": mean, "low": 0.0, "high": 1.0, "n": 50}
+def share(mean: float) -> Interval:
+    return Interval(mean, 0.0, 1.0, 50)
 
 
-HEALTHY = {
-    **{"samples": 8, "group_size": 4, "truncated_after_answer": 0.0, "form_asked": 0.0},
-    "pass_at_k": {"1": share(0.4), "2": share(0.5), "4": share(0.6), "8": share(0.7)},
-    **{"equal_groups": share(0.3), "equal_answers": share(0.4), "truncated": share(0.02), "format": share(0.9)},
-    "unique": 6.0,
-}
+HEALTHY = ProbeNumbers(
+    question=replace(QUESTION, samples=8, group_size=4),
+    prompts=50,
+    left_out=(),
+    pass_at_k={1: share(0.4), 2: share(0.5), 4: share(0.6), 8: share(0.7)},
+    teacher=Interval(math.nan, math.nan, math.nan, 0),
+    rewards={"accuracy": share(0.4)},
+    equal_groups=share(0.3),
+    equal_answers=share(0.4),
+    truncated=share(0.02),
+    truncated_after_answer=0.0,
+    format=share(0.9),
+    form_asked=0.0,
+    unique=6.0,
+    completion_tokens=20.0,
+    longest_completion=40,
+    prompt_tokens=90.0,
+    longest_prompt=100,
+    seconds_per_prompt=1.0,
+)
 
 
-def found(sampling=None, rewards=None, right=None, **changes) -> list[tuple[str, tuple[str, ...]]]:
-    """Names and flags of what is found where the healthy numbers have these changes."""
+def found(sampling=None, rewards=None, right=None, group_size=4, **changes) -> list[tuple[str, tuple[str, ...]]]:
+    """Names and flags of what is found where the healthy numbers have these changes.
+
+    Args:
+        right: pass@1 and pass@8.
+    """
     shares = ("equal_groups", "equal_answers", "truncated", "format")
     changes = {name: share(value) if name in shares and value is not None else value for name, value in changes.items()}
     if right is not None:
-        changes["pass_at_k"] = dict(zip(("1", "8"), map(share, right), strict=True))
-    findings = verdict(HEALTHY | changes, GenerationOptions(**(sampling or {})), RewardOptions(**(rewards or {})))
+        changes["pass_at_k"] = dict(zip((1, 8), map(share, right), strict=True))
+    numbers = replace(HEALTHY, question=replace(HEALTHY.question, group_size=group_size), **changes)
+    findings = verdict(numbers, GenerationOptions(**(sampling or {})), RewardOptions(**(rewards or {})))
     return [(finding.code, finding.flags) for finding in findings]
 
 
 def test_groups_that_differ_are_good_to_train():
     [finding] = verdict(HEALTHY, GenerationOptions(), RewardOptions())
     assert finding == Finding("good to train", "70% of the groups of 4 have rewards that differ, and teach something")
-    [finding] = verdict(HEALTHY | {"equal_groups": share(0.7)}, GenerationOptions(), RewardOptions())
+    [finding] = verdict(replace(HEALTHY, equal_groups=share(0.7)), GenerationOptions(), RewardOptions())
     assert finding.message.endswith("teach something. The others cost as much and teach nothing")
 
 
