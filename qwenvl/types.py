@@ -225,6 +225,11 @@ class Sample:
     fitted: tuple[tuple[int, int], ...] | None = None
     teacher: Sample | None = None
 
+    @property
+    def fewer_frames(self) -> list[str]:
+        """Of each clip that has fewer frames, so that the prompt fits, how many: ``8 of 16 frames``."""
+        return [f"{after} of {before} frames" for before, after in self.fitted or () if after < before]
+
 
 @dataclass(frozen=True)
 class BadSample:

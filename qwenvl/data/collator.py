@@ -85,7 +85,7 @@ class GRPOCollator:
                 bad.append(sample)
                 continue
             prompt = self.process(sample)
-            problem = self._too_long(prompt)
+            problem = self._length_problem(prompt)
             if problem:
                 bad.append(BadSample(sample.record, problem))
             else:
@@ -149,7 +149,7 @@ class GRPOCollator:
         vision = {key: inputs[key] for key in VISION_INPUTS if key in inputs}
         return ProcessedSample(sample, inputs["input_ids"][0], opens_think(text), vision)
 
-    def _too_long(self, prompt: ProcessedSample) -> str:
+    def _length_problem(self, prompt: ProcessedSample) -> str:
         """The problem of a prompt above ``max_prompt_length``, an empty text for other prompts.
 
         Raises:

@@ -44,8 +44,7 @@ def size_hints(media: MediaSizes, options: PromptOptions, processor: Any = None)
     Args:
         processor: of the model. None: that of Qwen2.5-VL.
     """
-    video = processor and processor.video_processor
-    factor = video.patch_size * video.merge_size if video else DEFAULT_FACTOR
+    factor = factor_of(processor.video_processor) if processor else DEFAULT_FACTOR
     found: list[Hint | None] = []
     if options.video_max_frame_pixels == PromptOptions.video_max_frame_pixels:
         clips = MediumKind("clips", flag="--video_max_frame_pixels", unit="a pair of frames")

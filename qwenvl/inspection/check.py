@@ -232,7 +232,7 @@ def examine(
 
     report = CheckReport()
     files = _opened(sources, report, options, check_record)
-    _say_how_read(report, files)
+    _add_facts_of_files(report, files)
     tokenizing = threading.Lock()  # tokenizers are not thread-safe
     ruler = collator.ruler if collator else Ruler.without_model(PromptOptions())
     fit_to = None if collator is None else collator.options.fit_to
@@ -315,7 +315,7 @@ def _add_record(report: CheckReport, record: Record, result: CheckedRecord, colu
         report.warnings.append({"kind": LOWERED, "message": f"{result.where}: {result.lowered}"})
 
 
-def _say_how_read(report: CheckReport, files: Sequence[RecordFile]) -> None:
+def _add_facts_of_files(report: CheckReport, files: Sequence[RecordFile]) -> None:
     """Add the facts about each file as a whole to a report: draws in an epoch, format, first number of options."""
     drawn = draws_per_epoch([Part(file.source.name, len(file), file.source.weight) for file in files])
     for file, count in zip(files, drawn, strict=True):
@@ -367,7 +367,7 @@ def _check_one(
             return {"kind": "too long", "message": batch.bad[0].error}
         tokens = batch.input_ids.shape[1]
     infos = [clip.info for clip in sample.videos]
-    fewer = [f"{after} of {before} frames" for before, after in sample.fitted or () if after < before]
+    fewer = sample.fewer_frames
     hints: list[Hint] = []
     if look_for is not None:
         hints += look_for(record, MediaSizes.of(sample))

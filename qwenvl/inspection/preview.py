@@ -188,9 +188,8 @@ def _budget(batch: PromptBatch, sample: Sample, collator: GRPOCollator) -> str:
     budget = f"{len(ids):,} tokens: {vision:,} vision, {len(ids) - vision:,} text"
     if collator.options.max_prompt_length is not None:
         budget += f"; {collator.options.max_prompt_length - len(ids):,} below --max_prompt_length"
-    lowered = [f"{after} of {before} frames" for before, after in sample.fitted or () if after < before]
-    if lowered:
-        budget += f"; to fit, shown with {', '.join(lowered)}"
+    if sample.fewer_frames:
+        budget += f"; to fit, shown with {', '.join(sample.fewer_frames)}"
     return budget
 
 

@@ -169,7 +169,7 @@ class Labels:
         if self.config.process_index != 0:
             return ""
         options = self.request.options
-        found = list(self._rows())
+        found = list(self._rows_by_question())
         bad = [row["error"] for _, row in found if row["error"] is not None]
         if len(bad) == len(found):
             raise RecordError(f"none of {counted(len(found), 'clip')} could be labelled; the first: {bad[0]}")
@@ -246,7 +246,7 @@ class Labels:
         """The address of a file for the page."""
         return quote(os.fsencode(os.path.relpath(path, self.folder)))
 
-    def _rows(self) -> Iterator[tuple[Record | ValueError, dict[str, Any]]]:
+    def _rows_by_question(self) -> Iterator[tuple[Record | ValueError, dict[str, Any]]]:
         """Each question that has been asked, with its row."""
         for question, key in zip(self.questions, self._keys, strict=True):
             row = {"error": str(question)} if key is None else self.rows.get(key)
@@ -264,7 +264,7 @@ class Labels:
 
     def _cells(self) -> Iterator[dict[str, Any]]:
         """The rows of the table."""
-        for question, row in self._rows():
+        for question, row in self._rows_by_question():
             named = {}
             if isinstance(question, Record):
                 named = {"id": question.id, "clip": " ".join((*question.videos, *question.images))}

@@ -116,7 +116,7 @@ def is_frame(name: str) -> bool:
 
 
 def frame_files(path: str) -> list[str] | None:
-    """The frame paths of a list or a folder of frames, in order. None for any other medium."""
+    """The frame paths of a list, in its order, or of a folder, by their names. None for any other medium."""
     frames = frame_list(path)
     if frames is None and os.path.isdir(path):
         names = sorted(os.listdir(path))

@@ -61,7 +61,7 @@ def options_of(given: Any, key: str = "options") -> Options:
         ({'A': 'a cat', 'B': 'a dog'}, {'A': 'a cat', 'B': 'a dog'})
     """
     if isinstance(given, str):
-        given = list_in(given, key)
+        given = written_list(given, key)
     if isinstance(given, list):
         given = _by_name(given, key) or given
     if isinstance(given, Mapping):
@@ -234,14 +234,14 @@ def option_text(given: Any) -> str | None:
     return given.strip() if isinstance(given, str) else None
 
 
-def list_in(text: str, key: str) -> Any:
+def written_list(text: str, key: str) -> Any:
     """The list or object that a text holds as JSON, or as Python and NumPy print them into the cells of a CSV file.
 
     Raises:
         ValueError: it holds none.
 
     Example:
-        >>> list_in('["a", "b"]', "options"), list_in("['a' 'b']", "options")
+        >>> written_list('["a", "b"]', "options"), written_list("['a' 'b']", "options")
         (['a', 'b'], ['a', 'b'])
     """
     try:
@@ -252,7 +252,7 @@ def list_in(text: str, key: str) -> Any:
         except (ValueError, SyntaxError, tokenize.TokenError, RecursionError, MemoryError):
             value = None
     if isinstance(value, str):  # encoded twice
-        return list_in(value, key)
+        return written_list(value, key)
     if not isinstance(value, list | tuple | dict):
         raise ValueError(f"{key}: expected a list of options, such as [\"left\", \"right\"], got {kind_of(text)}")
     return value

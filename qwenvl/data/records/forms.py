@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 from qwenvl.data.errors import RecordError, kind_of
 from qwenvl.data.media.source import FRAME_SUFFIXES
-from qwenvl.data.records.choices import OPTION_KEYS, list_in
+from qwenvl.data.records.choices import OPTION_KEYS, written_list
 from qwenvl.data.records.frame_settings import (
     ClipSettings,
     Settings,
@@ -156,7 +156,7 @@ def draft_of(row: dict[str, Any], where: str) -> Draft:
 def _read_turns(text: str, place: str) -> Any:
     """The turns that a text holds, as cells of tables do. RecordError: it is neither JSON nor as Python prints them."""
     try:
-        return list_in(text, place)
+        return written_list(text, place)
     except ValueError:
         raise RecordError(f"{place}: expected turns as JSON, got {kind_of(text)}") from None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from qwenvl.run_log.health import signed_number
+from qwenvl.run_log.health import interval_text
 from qwenvl.run_log.intervals import clustered_interval, clusters_by
 from qwenvl.run_log.report.pages import GroupRow, mean
 from qwenvl.run_log.run import finite
@@ -39,9 +39,7 @@ class HeldOutDifference:
     @property
     def text(self) -> str:
         """The difference with its interval."""
-        if self.low is None or self.high is None:
-            return signed_number(self.difference)
-        return f"{signed_number(self.difference)} [{signed_number(self.low)}, {signed_number(self.high)}]"
+        return interval_text({"mean": self.difference, "low": self.low, "high": self.high}, signed=True)
 
 
 Rows = Sequence[GroupRow]  # the groups of a run
