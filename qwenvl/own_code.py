@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import os
 import re
@@ -35,7 +36,7 @@ def named_errors(place: str, passing: tuple[type[Exception], ...] = ()) -> Itera
         passing: further errors that pass.
 
     Raises:
-        OwnCodeError: the block raised an error, or called ``sys.exit``.
+        OwnCodeError: the block raised an error, called ``sys.exit``, or awaited a task that was cancelled.
 
     Example:
         >>> with named_errors("--tools my_tools.py:half, record 7"):
@@ -47,7 +48,7 @@ def named_errors(place: str, passing: tuple[type[Exception], ...] = ()) -> Itera
     try:
         with ends_forks():
             yield
-    except (Exception, SystemExit) as error:
+    except (Exception, SystemExit, asyncio.CancelledError) as error:
         if isinstance(error, (OwnCodeError, *passing)) or full_memory(error):
             raise
         raise OwnCodeError(f"{place}: {described(error)}") from error

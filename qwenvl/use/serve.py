@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from time import monotonic
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import nn
@@ -40,6 +40,7 @@ from qwenvl.tools.errors import ToolError
 from qwenvl.tools.toolbox import Toolbox
 from qwenvl.types import Record, RolloutBatch, Sample
 from qwenvl.use.answers import Pending, StopWatch
+from qwenvl.use.awaiting import patiently
 from qwenvl.use.chat_request import ApiError, Parsed, Patience, RequestReader, parse_body
 from qwenvl.use.in_time import DatasetInTime, LookTimes, Reading
 from qwenvl.use.options import UseRequest
@@ -50,7 +51,6 @@ READERS = 8  # threads that decode media
 SLOW_READERS = 4  # that decode those which took long while others waited
 # Times --decode_timeout, for all media of a request: a few requests must not hold all readers for long.
 READING_TIMEOUTS = 2
-SECONDS_BETWEEN_LOOKS = 0.5  # at whether a client is still there
 SECONDS_BETWEEN_TRIES = 0.05  # to find room for another prompt
 # Times --decode_timeout, for one look, and four times as long for all at a clip: others wait for them.
 LOOK_TIMEOUTS = 0.25
@@ -61,7 +61,6 @@ LONG_ARRIVAL_SECONDS = 2.0  # a request that is received or fetched for longer g
 MOST_PROMPT_BYTES = 4 * 2**30
 LONG_TEXT = 50_000  # bytes, whose tokens take a tenth of a second or more to find
 LONG_FORWARD = 4096  # tokens or patches: a layer takes so long that a GPU is waited for before the next one
-Some = TypeVar("Some")
 Read = Callable[[Callable[[int], None]], Awaitable[bytes]]
 """Receives the body of a request. It calls its argument with the bytes of each piece before it keeps them."""
 
@@ -194,7 +193,8 @@ class ChatServer:
             together = self._together()
             self._waiting = [each for each in self._waiting if each not in together]
             try:
-                found: Sequence[Any] = await loop.run_in_executor(self._sampler, self._sampled, together, loop)
+                sampling = loop.run_in_executor(self._sampler, self._sampled_or_failed, together, loop)
+                found: Sequence[Any] = await sampling
             except Abandoned:
                 continue
             except ServerRefusedError as error:  # before anything was sampled, and perhaps for one of them
@@ -231,6 +231,18 @@ class ChatServer:
         new_tokens = n * first.params.max_new_tokens
         fitting = next(in_budget(batches, new_tokens=new_tokens, budget=self._budget))
         return together[: len(fitting)]
+
+    def _sampled_or_failed(self, together: Sequence[Pending], loop: asyncio.AbstractEventLoop) -> list[RolloutBatch]:
+        """The same as ``_sampled``. Whatever is raised is an ``Exception``: another one would end sampling for good.
+
+        An ``asyncio.CancelledError`` of a tool would be taken for the cancellation of the task that awaits this.
+        """
+        try:
+            return self._sampled(together, loop)
+        except Exception:
+            raise
+        except BaseException as error:
+            raise RuntimeError(f"{type(error).__name__}: {error}") from error
 
     def _sampled(self, together: Sequence[Pending], loop: asyncio.AbstractEventLoop) -> list[RolloutBatch]:
         """The completions of each request, in the sampling thread."""
@@ -367,7 +379,7 @@ class ChatServer:
             self._arrived.set()
             event = None
             while not isinstance(event, RolloutBatch):
-                event = await _patiently(pending.events.get(), patience, is_gone)
+                event = await patiently(pending.events.get(), patience, is_gone)
                 if isinstance(event, Exception):
                     raise event
                 yield event
@@ -383,11 +395,11 @@ class ChatServer:
         """A request and its record, made of its body. Afterwards its media are on the disk, and take no memory."""
         with self._arriving(patience) as arrival:
             receiving = receive(partial(self._count, arrival))
-            body = await _patiently(receiving, patience, _is_there)  # receiving itself notices who leaves
+            body = await patiently(receiving, patience)  # receiving itself notices who leaves
             arrival.complete = True
             making = self._parsers.run(patience.client, self._parsed, body, folder, patience)
             del body
-            parsed, record = await _patiently(making, patience, is_gone)
+            parsed, record = await patiently(making, patience, is_gone)
             if record is None:
                 with self._arriving(patience) as fetching:
                     count = partial(self._count, fetching)
@@ -395,7 +407,7 @@ class ChatServer:
                     writing = loop.run_in_executor(
                         self._fetchers, self.reader.record, parsed, folder, patience, count
                     )
-                    record = await _patiently(writing, patience, is_gone)
+                    record = await patiently(writing, patience, is_gone)
             return replace(parsed, messages=()), record
 
     def _parsed(self, body: bytes, folder: Path, patience: Patience) -> tuple[Parsed, Record | None]:
@@ -465,19 +477,19 @@ class ChatServer:
     ) -> Pending:
         """A request with its prompt."""
         while sum(media_bytes(each.batch) for each in self._waiting) > MOST_PROMPT_BYTES:
-            await _patiently(asyncio.sleep(SECONDS_BETWEEN_TRIES), patience, is_gone)
+            await patiently(asyncio.sleep(SECONDS_BETWEEN_TRIES), patience, is_gone)
         if parsed.text_bytes > LONG_TEXT or not parsed.has_media:
             readers = self._long_readers if parsed.text_bytes > LONG_TEXT else self._parsers
             making = readers.run(patience.client, self._made, record, parsed, folder, patience)
-            return await _patiently(making, patience, is_gone)
+            return await patiently(making, patience, is_gone)
         try:
             self._unread.add(patience)
             making = self._readers.run(patience.client, self._made_quickly, record, parsed, folder, patience)
-            return await _patiently(making, patience, is_gone)
+            return await patiently(making, patience, is_gone)
         except GaveWay:
             with self._arriving(patience):
                 making = self._slow_readers.run(patience.client, self._made, record, parsed, folder, patience)
-                return await _patiently(making, patience, is_gone)
+                return await patiently(making, patience, is_gone)
         finally:
             self._unread.discard(patience)
 
@@ -560,30 +572,3 @@ class ChatServer:
 def positions_of(model: nn.Module) -> int:
     """The most tokens of a prompt and its answer together: those that the model has positions for."""
     return int(model.config.get_text_config().max_position_embeddings)
-
-
-async def _is_there() -> bool:
-    return False
-
-
-async def _patiently(
-    work: Awaitable[Some], patience: Patience, is_gone: Callable[[], Awaitable[bool]]
-) -> Some:
-    """The result of ``work``, which is cancelled where the time of a request is up or its client has left.
-
-    Raises:
-        ApiError: the time is up, or the client has left.
-    """
-    task = asyncio.ensure_future(work)
-    try:
-        while True:
-            done, _ = await asyncio.wait({task}, timeout=min(SECONDS_BETWEEN_LOOKS, patience.left()))
-            if done:
-                result = task.result()
-                patience.check()  # what was made for a request that has ended is no answer
-                return result
-            if await is_gone():
-                patience.end(ApiError(499, "the client is gone"))
-            patience.check()
-    finally:
-        task.cancel()

@@ -66,6 +66,18 @@ def exits():
     raise SystemExit(3)
 
 @tool
+def cancelled():
+    """Fail."""
+    import asyncio
+
+    async def main():
+        task = asyncio.ensure_future(asyncio.sleep(9))
+        asyncio.get_running_loop().call_soon(task.cancel)
+        await task
+
+    asyncio.run(main())
+
+@tool
 def nothing():
     """Fail."""
 
@@ -425,6 +437,7 @@ def test_an_own_tool_may_show_frames_for_a_record_without_a_clip(world):
 BROKEN = {
     "raises": "ZeroDivisionError: division by zero (own.py, line",
     "exits": "SystemExit: 3",
+    "cancelled": "CancelledError",
     "nothing": "it returned NoneType; expected frames, a picture, text or a list of these",
     "garbage": "it returned dict",
     "cycle": "it returned lists in",

@@ -25,9 +25,10 @@ from qwenvl.evaluate.settings import try_request
 from qwenvl.rewards.kinds import CHOICE, WORDS
 from qwenvl.rollout.servers import ServerRefusedError
 from qwenvl.use.answers import MOST_UNSENT, _Choice
+from qwenvl.use.awaiting import patiently
 from qwenvl.use.chat_request import ApiError, Patience, parse_body
 from qwenvl.use.check_server import messages_of
-from qwenvl.use.serve import ChatServer, _patiently
+from qwenvl.use.serve import ChatServer
 from tests.use.running import FLAGS, QUESTION, data_url, image, raw, video
 
 MANY = 200
@@ -176,7 +177,7 @@ def test_what_was_made_for_a_request_that_has_ended_is_no_answer():
     patience = Patience(60.0)
     patience.end(ApiError(503, "the looks of this request take long"))
     with pytest.raises(ApiError, match="take long"):
-        asyncio.run(_patiently(made(), patience, is_gone))
+        asyncio.run(patiently(made(), patience, is_gone))
 
 
 def test_a_request_that_a_sampling_server_refuses_fails_alone(running, monkeypatch):

@@ -1,5 +1,6 @@
 """``qwenvl serve`` of a model with tools: its policy is made to call them."""
 
+import asyncio
 import json
 import re
 import shutil
@@ -77,6 +78,23 @@ def test_a_look_sees_the_clip_of_its_request_until_the_request_ends(looking, cal
     stopped = looking.ask(video("one.mp4"), QUESTION, stop=["</tool_call>"], max_tokens=90)
     assert stopped.choices[0].message.content == CALL.partition("</tool_call>")[0]
     assert stopped.choices[0].finish_reason == "stop" and looking.is_idle()
+
+
+@pytest.mark.parametrize("error", [asyncio.CancelledError, GeneratorExit, SystemExit, KeyError])
+def test_whatever_a_tool_raises_ends_its_own_request_alone(looking, calling, monkeypatch, capsys, error):
+    """A cancelled task of a tool would be taken for the cancellation of the one that samples for everybody."""
+    calling.text = CALL
+
+    def fails(*given):
+        raise error("of a tool")
+
+    monkeypatch.setattr(looking.server.respondent.sample.toolbox.dataset, "open", fails)
+    with pytest.raises(openai.APIStatusError) as raised:
+        looking.ask(video("one.mp4"), QUESTION, max_tokens=90)
+    assert raised.value.status_code == 500
+    monkeypatch.undo()
+    assert looking.ask(QUESTION, max_tokens=1).choices and looking.is_idle()
+    assert error.__name__ in capsys.readouterr().err
 
 
 def test_looks_end_with_the_request_that_makes_them(looking, calling, monkeypatch):
