@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from qwenvl.grpo.entropy import COEFFICIENT_STEP
 from qwenvl.option import (
     NoArguments,
     Options,
@@ -240,8 +241,8 @@ class ObjectiveOptions(Options):
     entropy_target: float | None = option(
         None,
         "Entropy in nats, above 0. Where the sampled tokens have at most this on average, the weight of the bonus "
-        "grows by 0.005, and where they have more it shrinks by as much and the bonus is left out. --entropy_coef is "
-        "where the weight begins. Needs --entropy_coef above 0.",
+        f"grows by {COEFFICIENT_STEP}, and where they have more it shrinks by as much and the bonus is left out. "
+        "--entropy_coef is where the weight begins. Needs --entropy_coef above 0.",
         unset="the weight stays",
         above=0,
     )

@@ -21,6 +21,7 @@ from qwenvl.config.settings import prompts_per_step
 from qwenvl.console import say, shows_bars
 from qwenvl.data.errors import RecordError
 from qwenvl.failure import counted, visible
+from qwenvl.grpo.entropy import bonus_weight
 from qwenvl.grpo.options import ObjectiveOptions
 from qwenvl.model.loading import unwrap
 from qwenvl.model.reference import Reference
@@ -143,31 +144,22 @@ class ReferenceSync(TrainerCallback):
             self._reference.mix(unwrap(model), args.ref_model_mixup_alpha)
 
 
-COEFFICIENT_STEP = 0.005
-"""The change of the weight each time completions are sampled."""
-
-
-def entropy_weight(args: ObjectiveOptions, entropy: float | None, state: TrainerState) -> float:
-    """The weight of the entropy bonus of a step, with ``entropy_target`` (Skywork-OR1, arXiv:2505.22312, section 4.1).
-
-    Each time completions are sampled their mean entropy e is compared with the target. The bonus has its weight c where
-    e <= target, and no weight above. Then c grows by a step, or shrinks by one and never below 0.
+def move_entropy_weight(args: ObjectiveOptions, entropy: float | None, state: TrainerState) -> float:
+    """Move the coefficient of ``entropy_target``, once for each step that is sampled, and return the step's weight.
 
     Args:
-        entropy: the mean over all processes, so that c is the same on each. None, without any token: no bonus, c stays.
-        state: holds c, so that checkpoints have it.
+        entropy: the mean over all processes, so that the coefficient is the same on each. None, without any token: no
+            bonus, and the coefficient stays.
+        state: holds the coefficient, so that checkpoints have it.
     """
+    assert args.entropy_target is not None
     # The form in which the Trainer keeps the state of callbacks: that of every entry, once it resumes.
     first = {"args": {}, "attributes": {"coefficient": args.entropy_coef}}
     kept = state.stateful_callbacks.setdefault("EntropyTarget", first)["attributes"]
     if entropy is None:
         return 0.0
-    coefficient = kept["coefficient"]
-    if entropy <= args.entropy_target:
-        kept["coefficient"] = coefficient + COEFFICIENT_STEP
-        return coefficient
-    kept["coefficient"] = max(0.0, coefficient - COEFFICIENT_STEP)
-    return 0.0
+    weight, kept["coefficient"] = bonus_weight(kept["coefficient"], entropy, args.entropy_target)
+    return weight
 
 
 LONGEST_TEXT = 240  # characters of a text

@@ -31,7 +31,7 @@ from qwenvl.step.pipeline import build_pipeline, build_sample
 from qwenvl.step.score import Score
 from qwenvl.step.types import Experience, StepContext, TrainStep
 from qwenvl.train.assemble import build_teacher, distills_alone
-from qwenvl.train.callbacks import entropy_weight
+from qwenvl.train.callbacks import move_entropy_weight
 from qwenvl.train.evaluation import ScoredPrompt, evaluation_metrics, scored_prompts
 from qwenvl.train.policy_trainer import PolicyTrainer
 from qwenvl.types import EVALUATED, TOTAL, PromptBatch
@@ -245,7 +245,7 @@ class GRPOTrainer(PolicyTrainer):
         prompts = self.in_progress.prompts if self.is_in_train else [inputs["prompts"]]
         step = self.pipeline(prompts, self.step_context())
         if self.is_in_train and self.args.entropy_target is not None:
-            weight = entropy_weight(self.args, step.counts.entropy, self.state)
+            weight = move_entropy_weight(self.args, step.counts.entropy, self.state)
             self.objective = replace(self.objective, entropy_coef=weight)
         for experience in step.experiences:
             self.journal.collected(self.state.global_step + 1, experience)

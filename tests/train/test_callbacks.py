@@ -13,7 +13,7 @@ import pytest
 from transformers import TrainerState
 
 from qwenvl.run_log.log import read_metrics
-from qwenvl.train.callbacks import HealthWarnings, entropy_weight, require_trackers
+from qwenvl.train.callbacks import HealthWarnings, move_entropy_weight, require_trackers
 
 
 def args_of(tmp_path=None, **settings):
@@ -63,13 +63,13 @@ def test_a_tracker_that_is_not_installed_is_refused():
 
 def test_the_weight_of_the_entropy_bonus_grows_below_the_target_and_shrinks_above(monkeypatch):
     """It acts at or below the target, and grows then; above it shrinks, and never below 0."""
-    monkeypatch.setattr("qwenvl.train.callbacks.COEFFICIENT_STEP", 0.25)
+    monkeypatch.setattr("qwenvl.grpo.entropy.COEFFICIENT_STEP", 0.25)
     args, state = SimpleNamespace(entropy_target=0.5, entropy_coef=0.5), TrainerState()
     entropies = [0.4, 0.6, 0.5, None, 0.9, 0.9, 0.9, 0.9, 0.1, 0.1]
     weights = [0.5, 0.0, 0.5, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.25]
     after = [0.75, 0.5, 0.75, 0.75, 0.5, 0.25, 0.0, 0.0, 0.25, 0.5]
     for entropy, weight, left in zip(entropies, weights, after, strict=True):
-        assert entropy_weight(args, entropy, state) == weight
+        assert move_entropy_weight(args, entropy, state) == weight
         assert state.stateful_callbacks["EntropyTarget"]["attributes"]["coefficient"] == left
 
 
