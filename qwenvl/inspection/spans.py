@@ -366,25 +366,20 @@ class SpanReader:
         """The timeline of one clip. None where it has no step. Problems are added to the list."""
         from qwenvl.data.media.open import open_clip  # loads the decoder, which other tables do without
 
+        first = labelled[0]
         path = str((self.root / clip).resolve())  # the decoder's process may have another working folder
         try:
             with open_clip(path, timeout=SampleOptions.decode_timeout) as opened:
                 times = FrameTimes.of(opened, self.label_fps)
                 delay = opened.delay
         except BadMediaError as error:
-            problems.append(f"{labelled[0].where}: {error}")
+            problems.append(f"{first.where}: {error}")
             return None
-        missing = times.missing_labels(labelled[0].frames_of_file)
-        if missing is not None:
-            problems.append(f"{labelled[0].where.rpartition(':')[0]}: {missing}")
+        problem = _problem_of_file(times, labelled)
+        if problem is not None:
+            problems.append(problem)
             return None
-        if times.has_head(labelled):
-            problems.append(
-                f"{labelled[0].where}: {labelled[0].step!r} seems to be the name of a column: the file has one line "
-                "more than the clip has frames; leave it out"
-            )
-            return None
-        labels_of_file = labelled[0].frames_of_file
+        labels_of_file = first.frames_of_file
         if labels_of_file is not None and labels_of_file < times.frames - SPARE_FRAMES:
             self.shorter[clip] = (labels_of_file, times.frames)
         if delay > NOTICED_DELAY and not all(each.in_frames for each in labelled):
@@ -393,28 +388,16 @@ class SpanReader:
         more: dict[str, str] = {}
         filled_in: Counter[str] = Counter()  # the number of spans by column
         for each in labelled:
-            if each.in_frames and each.start < 0:  # of background too: all other spans would be a frame early
-                problems.append(f"{each.where}: a span begins before the first frame of the clip, which is number 1")
-                continue
-            if each.step.casefold() in self.background:
-                # Labels at another rate than the clip's would be at wrong times, the steps among them too.
-                if each.in_frames and times.is_far_beyond(each.end):
-                    problems.append(f"{each.where}: {times.beyond(each.end)}")
-                    continue
-                self.left_out[each.step] += 1
-                continue
             try:
-                number = self.number_of(each.step)
-                start = times.at(each.start) if each.in_frames else each.start
-                end = times.at(each.end) if each.in_frames else each.end
-                start, end = span_between(start, end, times.duration)
+                span = self._span(each, times)
+                if span is None:
+                    continue
                 filled_in.update(each.more.keys())
                 for name, cell in each.more.items():
                     if more.setdefault(name, cell) != cell:
                         self.differing.add(name)
-                span = TimedStep(start, end, number, self.names[number - 1])
                 if span in spans:
-                    raise ValueError(f"{clip} has {span.name!r} at {time_text(start)} s twice; leave one out")
+                    raise ValueError(f"{clip} has {span.name!r} at {time_text(span.start)} s twice; leave one out")
             except ValueError as error:
                 problems.append(f"{each.where}: {error}")
                 continue
@@ -426,6 +409,41 @@ class SpanReader:
             if any(other.number == span.number and other.end > span.start for other in spans[:number]):
                 self.overlapping.setdefault(clip, span.name)
         return ClipTimeline(spans, round(times.duration, 3), more) if spans else None
+
+    def _span(self, labelled: LabelledSpan, times: FrameTimes) -> TimedStep | None:
+        """The span of a label. None: it is background, which is counted.
+
+        Raises:
+            ValueError: it is no span of a step in the clip.
+        """
+        if labelled.in_frames and labelled.start < 0:  # of background too: all other spans would be a frame early
+            raise ValueError("a span begins before the first frame of the clip, which is number 1")
+        if labelled.step.casefold() in self.background:
+            # Labels at another rate than the clip's would be at wrong times, the steps among them too.
+            if labelled.in_frames and times.is_far_beyond(labelled.end):
+                raise ValueError(times.beyond(labelled.end))
+            self.left_out[labelled.step] += 1
+            return None
+        number = self.number_of(labelled.step)
+        start = times.at(labelled.start) if labelled.in_frames else labelled.start
+        end = times.at(labelled.end) if labelled.in_frames else labelled.end
+        start, end = span_between(start, end, times.duration)
+        return TimedStep(start, end, number, self.names[number - 1])
+
+
+def _problem_of_file(times: FrameTimes, labelled: Sequence[LabelledSpan]) -> str | None:
+    """The reason why the labels of a clip's file are not those of its frames, with the place of it, or None."""
+    first = labelled[0]
+    missing = times.missing_labels(first.frames_of_file)
+    if missing is not None:
+        file, _, _ = first.where.rpartition(":")
+        return f"{file}: {missing}"
+    if times.has_head(labelled):
+        return (
+            f"{first.where}: {first.step!r} seems to be the name of a column: the file has one line more than the clip "
+            "has frames; leave it out"
+        )
+    return None
 
 
 MOST_PROBLEMS = 10  # lines of an error
