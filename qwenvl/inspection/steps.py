@@ -148,11 +148,13 @@ def _misread(name: str, own_number: int, plain: Sequence[str]) -> str | None:
     Args:
         plain: the names of all steps as they are compared.
     """
-    as_number = _NUMBERED.fullmatch(name)
+    own_name = plain[own_number - 1]  # 3" is 3
+    as_number = _NUMBERED.fullmatch(own_name)
     if as_number and not as_number[2] and int(as_number[1]) != own_number:
         return f"step {as_number[1]}"
-    if _NUMBERS.fullmatch(name) and not as_number:  # 1/2
-        return "steps " + " and ".join(re.findall("[0-9]+", name))
+    numbers = re.findall("[0-9]+", own_name)
+    if len(numbers) > 1 and _NUMBERS.fullmatch(own_name):  # 1/2
+        return "steps " + " and ".join(numbers)
     for sign in ";,":
         parts = [_plain(part) for part in name.split(sign)]
         if len(parts) > 1 and set(parts) <= set(plain):

@@ -1,6 +1,8 @@
 """A folder of clips as an engineer has it, answers as people write them, and the records made of both."""
 
+import random
 import shlex
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,8 @@ from qwenvl.data.dataset import load_dataset
 from qwenvl.data.errors import RecordError
 from qwenvl.demo.clips import QUESTION, make_labelled_folder
 from qwenvl.inspection.steps import answer_in, numbered, read_steps
+from qwenvl.rewards.functions.actions import list_in, named_actions
+from qwenvl.rewards.functions.text import unified
 
 CLIPS = ["2_insert_fan/c1.mp4", "2_insert_fan/c2.MOV", "2_insert_fan/c10.mp4", "10_close-lid/c3.mkv"]
 STEPS = ("take the lid", "insert the fan, both sides", "fasten 10 mm screw", "pick-up")
@@ -327,6 +331,8 @@ def test_an_answer_that_names_no_step_is_refused(written, message):
         (("take", "lid", "Take;  lid"), "step 3, 'Take; lid': answers that name it would mean steps 1 and 2; rename"),
         (("take", "1"), "step 2, '1': answers that name it would mean step 1; rename it"),
         (("full", "1/2", "empty"), "step 2, '1/2': answers that name it would mean steps 1 and 2; rename it"),
+        (("take", '1"'), "step 2, '1\"': answers that name it would mean step 1; rename it"),
+        (("full", "\u201c3/4\u201d"), "answers that name it would mean steps 3 and 4; rename it"),
         *(((f"螺丝{number}", "取盖"), r"\(number\) and < have a meaning") for number in ("(1)", "①", "（１）")),
     ],
 )
@@ -334,6 +340,37 @@ def test_a_step_that_answers_could_not_name_is_refused(names, message, tmp_path)
     (tmp_path / "steps.txt").write_text("\n".join(names))
     with pytest.raises(RecordError, match=message):
         read_steps(tmp_path / "steps.txt")
+
+
+ODD_WORDS = (
+    *("1", "2", "3", "10", "1/2", '3"', '"2"', "#2", "no. 3", "step 2", "2nd", "3.", ".5", "2.0", "1-2", "2;3", "1,5"),
+    *("take", "lid", "take, lid", "and", "then", "first", "1 take", "take 2"),
+    *("\uff12", "\u00bd", "1+1", "M8", "8 mm", "3 s"),
+)
+
+
+def test_a_list_of_steps_that_is_taken_has_one_meaning(tmp_path):
+    """Of odd names put together at random: each name and each number is read as its own step, by rewards too."""
+    draw = random.Random(0)
+    taken = 0
+    for _ in range(3000):
+        names = []
+        for _ in range(draw.randint(2, 5)):
+            names.append(" ".join(draw.choices(ODD_WORDS, k=draw.choice([1, 1, 2]))))
+        (tmp_path / "steps.txt").write_text("\n".join(names))
+        try:
+            steps = read_steps(tmp_path / "steps.txt")
+        except RecordError:
+            continue
+        taken += 1
+        listed = list_in("Which?\n" + numbered(steps))
+        for number, name in enumerate(steps, start=1):
+            for answer in (name, str(number)):
+                with suppress(ValueError):  # refused is well
+                    assert answer_in(steps, answer) == f"({number}) {name}", names
+            named, unknown = named_actions(unified(name), listed)
+            assert not listed or not named or (named, unknown) == ({number}, 0), names
+    assert taken > 500
 
 
 NUMBERED = (
