@@ -11,6 +11,7 @@ from pathlib import Path
 from qwenvl.evaluate.command import MODEL, About, run_command
 from qwenvl.evaluate.settings import EVALUATION_GROUPS, record_of, skip_bad_records
 from qwenvl.failure import harmless
+from qwenvl.files import is_utf8
 from qwenvl.types import Record
 from qwenvl.use.options import LabelOptions, UseRequest, use_request
 
@@ -95,4 +96,10 @@ def questions_of(request: UseRequest) -> list[Record | ValueError]:
     ask = partial(
         record_of, question=options.question, solution=None, asking=request.asking, options=options.choices or ()
     )
-    return [replace(ask([clip]), id=clip, where=clip) for clip in dict.fromkeys(clips)]
+    questions: list[Record | ValueError] = []
+    for clip in dict.fromkeys(clips):
+        if is_utf8(clip):
+            questions.append(replace(ask([clip]), id=clip, where=clip))
+        else:  # no record could hold it
+            questions.append(ValueError(f"the name of {clip!r} is not UTF-8, which records are in; rename it"))
+    return questions

@@ -16,6 +16,7 @@ from qwenvl.data.records.keys import CLIP_ENDINGS
 Values = Mapping[str, Any]
 
 _MEDIA_KEYS = ("video", "image")
+_QUESTION_KEYS = ("question", "text")
 _PICTURES = {*FRAME_SUFFIXES, ".gif"}
 _MEDIA_ENDINGS = {*CLIP_ENDINGS, *_PICTURES}
 _LABELLING = ("choices", "timelinelabels", "labels", "taxonomy")
@@ -146,17 +147,29 @@ def medium_of(data: Values) -> tuple[Literal["videos", "images"], str]:
     Raises:
         ValueError: for none, and for several.
     """
-    texts = {key: value for key, value in data.items() if isinstance(value, str) and key not in ("question", "text")}
-    paths = {key: _stored_path(text) for key, text in texts.items() if text}
-    media = {key: path for key, path in paths.items() if key in _MEDIA_KEYS or _ending(path) in _MEDIA_ENDINGS}
-    if not media and len(paths) == 1:  # its ending is not there
-        media = paths
+    media = _media_of(data)
     if not media:
         raise ValueError(f"data: expected a clip or a picture, got {kind_of(data)}")
     if len(set(media.values())) > 1:
         raise ValueError(f"data: has several media ({', '.join(media)}); expected one clip or picture in a task")
     path = next(iter(media.values()))
     return "images" if _ending(path) in _PICTURES else "videos", path
+
+
+def other_values(data: Values) -> dict[str, Any]:
+    """What the data of a task has beside its clip or picture and its question."""
+    media = _media_of(data)
+    return {key: value for key, value in data.items() if key not in media and key not in _QUESTION_KEYS}
+
+
+def _media_of(data: Values) -> dict[str, str]:
+    """The paths of the clips and pictures of a task, by their keys."""
+    texts = {key: value for key, value in data.items() if isinstance(value, str) and key not in _QUESTION_KEYS}
+    paths = {key: _stored_path(text) for key, text in texts.items() if text}
+    media = {key: path for key, path in paths.items() if key in _MEDIA_KEYS or _ending(path) in _MEDIA_ENDINGS}
+    if not media and len(paths) == 1:  # its ending is not there
+        return paths
+    return media
 
 
 def _ending(path: str) -> str:

@@ -18,8 +18,17 @@ from qwenvl.data.records.answer_kinds import has_times_alone, kind_in_row, kind_
 from qwenvl.data.records.choices import OPTION_KEYS, Options, options_of, whole_number
 from qwenvl.data.records.chosen import bare, chosen, has_text, is_letter
 from qwenvl.data.records.forms import draft_of
-from qwenvl.data.records.frame_settings import META_KEYS
-from qwenvl.data.records.keys import FRAME_KEYS, READ_KEYS, SYSTEM_KEYS, TURN_KEYS, Medium, is_empty, media_key
+from qwenvl.data.records.frame_settings import META_KEYS, ROW_KEYS
+from qwenvl.data.records.keys import (
+    FIELDS_OF_A_RUN,
+    FRAME_KEYS,
+    READ_KEYS,
+    SYSTEM_KEYS,
+    TURN_KEYS,
+    Medium,
+    is_empty,
+    media_key,
+)
 from qwenvl.data.records.option_columns import option_columns, options_in
 from qwenvl.data.records.spans import check_times, is_cut_of_a_film, spans_text, time_in, times_in
 from qwenvl.option import did_you_mean
@@ -547,6 +556,13 @@ def _label_studio(row: Values, first_number: int | None = None) -> Made:
     used = ("data", "annotations", "predictions", "drafts")
     asked = row | {"question": question, "answer": answer.text}
     made = _question_row(asked, kind=_ANSWER_KINDS[answer.kind], media={key: [path]}, read=used)
+    others = label_studio.other_values(data)
+    with_a_meaning = READ_KEYS | ROW_KEYS | FIELDS_OF_A_RUN | made.row.keys() | row.keys()
+    reserved = sorted(others.keys() & with_a_meaning)
+    made.row = {name: value for name, value in others.items() if name not in reserved} | made.row
+    if reserved:
+        message = f"{', '.join(reserved)} of a task's data would have another meaning in a record: left out"
+        made.hints.append(Hint("data with another meaning", message))
     if has_more:
         message = "text, boxes or the like stand beside the labels of the annotation: the labels alone are the answer"
         made.hints.append(Hint("more than labels", message))

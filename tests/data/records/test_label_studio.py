@@ -8,7 +8,7 @@ import pytest
 
 from qwenvl.data.errors import RecordError
 from qwenvl.data.records.label_studio import TaskAnswer, answer_of, medium_of
-from qwenvl.data.records.parse import ReadOptions, Row, parse_row
+from qwenvl.data.records.parse import ReadOptions, Row, parse_row, record_hints
 from qwenvl.data.records.presets import PRESETS
 
 
@@ -48,6 +48,16 @@ def test_labels_are_the_answer_and_not_the_comment_beside_them(result):
     assert answer_of(task([ONE, BOX])) == (TaskAnswer("labels", "insert fan"), True)
     assert answer_of(task([ONE, {"type": "relation", "from_id": "a"}])) == (TaskAnswer("labels", "insert fan"), False)
     assert answer_of(task([COMMENT])) == (TaskAnswer("text", "The hand hides it."), False)
+
+
+def test_other_data_of_a_task_becomes_fields_but_for_what_means_something_else(tmp_path):
+    row = task([ONE])
+    row["data"] |= {"station": "A7", "options": "x", "fps": 25, "meta": {"a": 1}, "question": "Which step?"}
+    record = parse_row(Row("rows[0]", "rows-0", row), tmp_path, ReadOptions(format="label-studio"))
+    assert record.fields["station"] == "A7" and record.fields["options"] == "x" and "fps" not in record.fields
+    assert record.clip_meta == (None,) and record.messages[0].text.startswith("<video>Which step?")
+    [hint] = record_hints(record)
+    assert hint.message == "fps, meta of a task's data would have another meaning in a record: left out"
 
 
 def test_the_answer_to_one_question_is_in_the_order_of_its_times():
