@@ -18,7 +18,6 @@ from pathlib import Path
 import torch
 
 from qwenvl.console import say
-from qwenvl.failure import counted
 from qwenvl.files import cache_root
 from qwenvl.rollout.engine import EngineLostError, WeightsLostError
 from qwenvl.rollout.options import host_and_port
@@ -210,7 +209,7 @@ class Servers:
         reasons = ""
         for _ in range(TRIES):
             if reasons:
-                logger.warning(f"without an answer, and sent again: {counted(len(left), 'prompt')}: {reasons}")
+                logger.warning(f"{len(left)} prompts were not answered and are sent again: {reasons}")
             able = self.ready(request.version, give)
             first = self._first % len(able)
             shares = []
@@ -230,7 +229,7 @@ class Servers:
             if not left:
                 return answers
             reasons = "; ".join(lost)
-        raise EngineLostError(f"sent {TRIES} times and not answered: {counted(len(left), 'prompt')}: {reasons}")
+        raise EngineLostError(f"{len(left)} prompts were sent {TRIES} times and not answered: {reasons}")
 
 
 def in_parallel(work: Callable, items: Sequence) -> list:

@@ -9,7 +9,7 @@ from typing import Any
 
 from qwenvl.data.errors import RecordError
 from qwenvl.run_log.intervals import clustered_interval, clusters_by
-from qwenvl.types import EVALUATED, PromptBatch, RewardBatch
+from qwenvl.types import EVALUATED, EVALUATED_LOSS, PromptBatch, RewardBatch
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +68,9 @@ def require_metric(wanted: str, evaluation: Any, metrics_of: Callable[[str], lis
     else:
         names += metrics_of("eval")
     name = f"eval_{wanted.removeprefix('eval_')}"
-    if name not in names:
+    beside = [f"{each}_n" for each in names]
+    beside += [f"{each}_ci95" for each in names if not each.endswith(EVALUATED_LOSS)]  # a mean loss has no interval
+    if name not in (*names, *beside):
         raise ValueError(
             f"--metric_for_best_model {wanted}: an evaluation of this run is measured by no {name}; expected one of "
             f"{', '.join(names)}"

@@ -6,7 +6,7 @@ import torch
 from qwenvl.data.errors import RecordError
 from qwenvl.run_log.log import read_rollouts
 from qwenvl.step.answer import in_budget
-from qwenvl.train.evaluation import evaluation_metrics
+from qwenvl.train.evaluation import evaluation_metrics, require_metric
 from qwenvl.types import PromptBatch
 from tests.train.conftest import caught_draws
 
@@ -101,7 +101,6 @@ def test_batches_are_sampled_together_within_the_budget():
     groups = list(in_budget(iter(batches), new_tokens=10, budget=80))
     # 2 x 20 fit; with the third 3 x 40 would not; 2 x 40 do; 100 exceeds the budget by itself.
     assert [[batch.input_ids.shape[1] for batch in group] for group in groups] == [[10, 10], [30, 5], [90], [5]]
-    assert [len(group) for group in in_budget(iter(batches), new_tokens=10, budget=None)] == [1] * 6
     assert list(in_budget(iter([]), new_tokens=10, budget=80)) == []
 
 
@@ -116,3 +115,11 @@ def test_prompts_are_sampled_together_by_the_token_budget(make_trainer, sop_data
         found[name] = [prompts for prompts, *_ in draws], metrics, texts
     assert found["together"][0] == [8] and found["alone"][0] == [1] * 8
     assert found["together"][1] == pytest.approx(found["alone"][1]) and found["together"][2] == found["alone"][2]
+
+
+def test_a_mean_loss_has_no_interval_to_go_by():
+    of_a_warmup = lambda prefix: [f"{prefix}_loss"]
+    for metric in ("loss", "eval_loss", "loss_n"):
+        require_metric(metric, [], of_a_warmup)
+    with pytest.raises(ValueError, match="is measured by no eval_loss_ci95; expected one of eval_loss"):
+        require_metric("loss_ci95", [], of_a_warmup)
