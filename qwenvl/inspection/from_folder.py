@@ -493,6 +493,7 @@ def _free_answer(answer: str) -> str:
         ValueError: it holds a tag or a token that has a meaning in records.
     """
     text = answer.removeprefix("<answer>").removesuffix("</answer>").strip()
+    # Refused here, where the line of the table is known: training would refuse the record later.
     for mark in (*TAGS, "<video>", "<image>", *CONTROL_TOKENS):
         if mark in text:
             raise ValueError(f"the answer {text[:80]!r} holds {mark}, which has a meaning in records; leave it out")

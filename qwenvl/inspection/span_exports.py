@@ -203,6 +203,7 @@ def _clip_path(address: str) -> str:
 EXPORTS: dict[str, Callable[[Path], Export]] = {".json": _label_studio, ".eaf": _elan}
 """The formats of exported files, by their endings."""
 
+# A .json beside label files may be anything, and Label Studio writes one for a whole project.
 FOR_EACH_CLIP = (".eaf",)
 """Those that have a file for each clip, which may lie in a folder of label files."""
 

@@ -329,6 +329,7 @@ class SpanReader:
         """
         problems: list[str] = []
         by_clip: dict[str, list[LabelledSpan]] = {}
+        # Each source and each name is told once: a file may have thousands of labels.
         told_sources: set[str] = set()
         told_names: set[str] = set()
         for each in labelled:

@@ -228,6 +228,7 @@ def check_names(names: Sequence[str], where: str) -> None:
                 f"{where}: step {number}, {name!r}: ranges such as 2-3 and semicolons have a meaning in timelines; "
                 "rename it"
             )
+        # With the list, a name like a unit ("min") is looked for behind times, and may be found within another name.
         if [span.number for span in timeline_in(written, listed)] != [number]:
             raise RecordError(
                 f"{where}: step {number}, {name!r}: its end is the name of another step and like a unit of time; "

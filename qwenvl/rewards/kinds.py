@@ -66,11 +66,14 @@ def _plain(name: str) -> str:
     return " ".join(re.split(r"[\s_-]+", name.casefold().strip()))
 
 
-_BY_NAME = {_plain(name): kind for kind in KINDS for name in (kind.name, *kind.other_names)}
+_BY_NAME: dict[str, AnswerKind] = {}
+for _kind in KINDS:
+    # Files write one kind in many ways: "Multiple-Choice", "multiple_choice" and "mcq".
+    _BY_NAME |= dict.fromkeys(map(_plain, (_kind.name, *_kind.other_names)), _kind)
 
 
 def kind_called(name: str) -> AnswerKind | None:
-    """The kind of answer of a name, whatever its case, hyphens and underscores. None: it is no such name.
+    """The kind of answer of a name in any case, with hyphens or underscores. None: it is no such name.
 
     Example:
         >>> kind_called("Multiple-Choice").name, kind_called("video_temporal_grounding").reward, kind_called("hard")

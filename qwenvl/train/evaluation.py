@@ -68,6 +68,7 @@ def require_metric(wanted: str, evaluation: Any, metrics_of: Callable[[str], lis
     else:
         names += metrics_of("eval")
     name = f"eval_{wanted.removeprefix('eval_')}"
+    # What stands beside the means may be followed too, though hardly anybody would.
     beside = [f"{each}_n" for each in names]
     beside += [f"{each}_ci95" for each in names if not each.endswith(EVALUATED_LOSS)]  # a mean loss has no interval
     if name not in (*names, *beside):

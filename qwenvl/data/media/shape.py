@@ -1,4 +1,7 @@
-"""The size of a picture, and the shapes that the models take."""
+"""The size of a picture, and the shapes that the models take.
+
+It does without torch, which processes that decode have not loaded.
+"""
 
 from __future__ import annotations
 

@@ -33,10 +33,10 @@ VIDEO_SUFFIXES = (
     ".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".mpg", ".mpeg", ".ts", ".mts", ".m2ts", ".flv", ".wmv", ".asf",
     ".3gp", ".ogv", ".vob",
 )
+# fmt: on
 """The endings of video files. A GIF is a clip or a picture."""
 FRAME_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
 """The endings of pictures, and so of the files that are the frames of a folder."""
-# fmt: on
 _DATA_URL = re.compile(r"data:[\w/+.-]*;base64,")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _BASE64 = re.compile(r"[A-Za-z0-9+/\s]{64,}={0,2}\s*")

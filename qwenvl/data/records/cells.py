@@ -24,7 +24,8 @@ _NESTED_COLUMNS = frozenset(
         "videos",
     )
 )
-# Settings of frames that are a number, or a list with one for each clip.
+# Settings of frames that are a number, or a list with one for each clip. The three others stay texts where they are no
+# lists: they have readings of their own, "True" among them.
 _NUMBER_COLUMNS = ROW_KEYS - {"frame_cnts", "frame_times", "dynamic_sample"}
 
 

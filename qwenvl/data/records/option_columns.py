@@ -118,6 +118,7 @@ def options_in(question: str) -> Options | None:
     """
     matches = list(_IN_TEXT.finditer(question))
     of_lines = [match for match in matches if match.start() == 0 or question[match.start() - 1] == "\n"]
+    # Where lines alone have the letters in order, they are the options, and the same letter within a line is text.
     letters_of_lines = "".join(match[1].upper() for match in of_lines)
     has_lines = len(of_lines) > 1 and LETTERS.startswith(letters_of_lines)
     found: list[re.Match[str]] = []

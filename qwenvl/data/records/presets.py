@@ -175,7 +175,7 @@ def answer_request(kind: str, wanted: str | None = None) -> str:
 
     Args:
         kind: of the answer, by its name.
-        wanted: the requested answer in words. None: that of the kind.
+        wanted: the requested answer in words. None: as the kind requests it.
     """
     known = kind_called(kind)
     wanted = wanted or (known.request if known else "the answer")
@@ -556,6 +556,8 @@ def _label_studio(row: Values, first_number: int | None = None) -> Made:
     used = ("data", "annotations", "predictions", "drafts")
     asked = row | {"question": question, "answer": answer.text}
     made = _question_row(asked, kind=_ANSWER_KINDS[answer.kind], media={key: [path]}, read=used)
+    # Fields, as further columns of other formats are. But one that is called `fps` is a note of the annotators, and as
+    # a field beside our prompt it would choose frames.
     others = label_studio.other_values(data)
     with_a_meaning = READ_KEYS | ROW_KEYS | FIELDS_OF_A_RUN | made.row.keys() | row.keys()
     reserved = sorted(others.keys() & with_a_meaning)
