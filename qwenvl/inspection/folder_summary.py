@@ -32,6 +32,7 @@ class Labels:
         late, overlapping, shorter: see ``SpanReader``.
         other_folder: the folder of the clips where they were labelled, if it has another name here.
         unused: label files that fit no clip.
+        not_read: files in the folder of label files that are none.
         whole_minutes: see ``are_whole_minutes``.
         differing: see ``SpanReader``.
         other_kinds: what exports have beside spans, with their numbers.
@@ -48,6 +49,7 @@ class Labels:
     shorter: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     other_folder: str = ""
     unused: Sequence[str] = ()
+    not_read: Sequence[str] = ()
     whole_minutes: bool = False
     differing: Collection[str] = ()
     other_kinds: Mapping[str, int] = field(default_factory=dict)
@@ -93,6 +95,9 @@ def summary(root: Path, clips: Sequence[str], found: Labels) -> str:
     if found.unused:
         names = beginning(visible(", ".join(found.unused)), LONGEST_ANSWER)
         lines.append(f"  {counted(len(found.unused), 'label file')} of no clip, left out: {names}")
+    if found.not_read:
+        names = beginning(visible(", ".join(found.not_read)), LONGEST_ANSWER)
+        lines.append(f"  {counted(len(found.not_read), 'file')} beside them that are no label files, left out: {names}")
     if found.other_kinds:
         kinds = ", ".join(f"{visible(kind)} ({count:,})" for kind, count in found.other_kinds.items())
         lines.append(f"  annotations of other kinds than spans, left out: {beginning(kinds, LONGEST_ANSWER)}")

@@ -19,6 +19,7 @@ from typing import Any
 
 from qwenvl.console import show
 from qwenvl.data.errors import RecordError
+from qwenvl.data.media.source import VIDEO_SUFFIXES
 from qwenvl.data.records.forms import CONTROL_TOKENS
 from qwenvl.data.records.frame_settings import ROW_KEYS
 from qwenvl.data.records.parse import MISSING, parse_columns, text_or_file
@@ -324,6 +325,7 @@ def _labels(args: argparse.Namespace, root: Path, clips: Sequence[str], steps: S
         shorter=reader.shorter,
         other_folder=of_one_folder.other_than(root) if from_elsewhere else "",
         unused=spans.files_without_clip(path, clips) if path.is_dir() else (),
+        not_read=_not_read(path) if path.is_dir() else (),
         whole_minutes=spans.are_whole_minutes(labelled),
         differing=reader.differing,
         other_kinds=given.other_kinds,
@@ -353,6 +355,14 @@ def _given_labels(path: Path, clips: Sequence[str], columns: Mapping[str, str]) 
             found.labelled.extend(export.labelled)
             found.other_kinds.update(export.other_kinds)
     return found
+
+
+def _not_read(folder: Path) -> list[str]:
+    """The files of a folder of labels that are neither label files nor clips, by their paths in it."""
+    read = {spans.LABEL_FILE, *span_exports.FOR_EACH_CLIP, *VIDEO_SUFFIXES}
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.suffix.lower() not in read]
+    names = [path.relative_to(folder).as_posix() for path in files]
+    return [name for name in names if "/." not in f"/{name}"]
 
 
 def _reserved(columns: Mapping[str, Any], more: Collection[str] = ()) -> str | None:

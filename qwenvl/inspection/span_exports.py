@@ -36,7 +36,6 @@ class Export:
     other_kinds: Counter[str] = field(default_factory=Counter)
 
 
-
 def _label_studio(path: Path) -> Export:
     """A JSON export of Label Studio. Its spans are timeline labels, in frames from 1, and labels with start and end.
 

@@ -26,10 +26,14 @@ if TYPE_CHECKING:
 BACKGROUND = ("SIL", "background", "action_start", "action_end")
 """Labels of the public sets of action segmentation where nothing happens."""
 
+LABEL_FILE = ".txt"
+"""The ending of label files, of which each clip of a folder has one."""
+
 # The columns of a span, in seconds or in frames.
 SECONDS = ("start", "end")
 FRAMES = ("start_frame", "end_frame")
 _KNOWN = {"clip", "step", "answer", *SECONDS, *FRAMES}
+OBSERVATION = "Observation id"  # in a table of BORIS: one person's labels of a clip
 # "1-30 SIL": first and last frame from 1, as Breakfast has it.
 _FRAME_LINE = re.compile(r"([0-9]{1,9})-([0-9]{1,9})[\s,]+(\S.*)")
 # "0.0 3.5 take": seconds, as Audacity has it, or with commas in the place of blanks.
@@ -52,7 +56,7 @@ class LabelledSpan:
         step: the step by its number or name in the file.
         start, end: seconds, or with ``in_frames`` the first frame and the frame after the last, from 0.
         more: the other columns of the row.
-        source: the file or task that has all labels of its clip. Empty for rows of a table.
+        source: the file, task or observation that has all labels of its clip. Empty for rows of other tables.
         frames_of_file: of a file with a label for each frame, how many it has. None: the file is no such one.
     """
 
@@ -118,6 +122,7 @@ def table_spans(path: Path, columns: Mapping[str, str]) -> Iterator[LabelledSpan
     """
     names = column_names(path, columns, _KNOWN)
     has_seconds = not set(SECONDS).isdisjoint(names.values())
+    has_observations = OBSERVATION in names.values()
     rows = text_rows(plain_file(path))
     for number in range(rows.length):
         try:
@@ -148,6 +153,7 @@ def table_spans(path: Path, columns: Mapping[str, str]) -> Iterator[LabelledSpan
                 end=end,
                 in_frames=in_frames,
                 more={name: cell for name, cell in cells.items() if name not in _KNOWN},
+                source=f"{path}, observation {cells.get(OBSERVATION, '')!r}" if has_observations else "",
             )
         except RecordError as error:
             yield error
@@ -188,7 +194,7 @@ def folder_spans(folder: Path, clips: Sequence[str]) -> Iterator[LabelledSpan | 
             first, second = named[:2]
             yield RecordError(
                 f"{path}: may be that of {first} and of {second}; each clip needs a label file of its own, at its own "
-                f"path in the folder of labels, such as {folder / Path(first).with_suffix('.txt')}"
+                f"path in the folder of labels, such as {folder / Path(first).with_suffix(LABEL_FILE)}"
             )
             continue
         lines = whole_text(path).splitlines()
@@ -201,7 +207,7 @@ def folder_spans(folder: Path, clips: Sequence[str]) -> Iterator[LabelledSpan | 
 def files_without_clip(folder: Path, clips: Sequence[str]) -> list[str]:
     """The label files of a folder that fit no clip, by their paths in it."""
     used = _clips_of_files(folder, clips)
-    files = [path for path in sorted(folder.rglob("*")) if path.suffix.lower() == ".txt" and path not in used]
+    files = [path for path in sorted(folder.rglob("*")) if path.suffix.lower() == LABEL_FILE and path not in used]
     return [path.relative_to(folder).as_posix() for path in files]
 
 
@@ -209,7 +215,7 @@ def _clips_of_files(folder: Path, clips: Sequence[str]) -> dict[Path, list[str]]
     """The clips that each label file of a folder may be that of: at their own path, or else by their file name."""
     found: dict[Path, list[str]] = {}
     for clip in clips:
-        candidates = (folder / Path(clip).with_suffix(".txt"), folder / f"{Path(clip).stem}.txt")
+        candidates = (folder / Path(clip).with_suffix(LABEL_FILE), folder / f"{Path(clip).stem}{LABEL_FILE}")
         path = next((each for each in candidates if each.is_file()), None)
         if path is not None:
             found.setdefault(path, []).append(clip)
@@ -343,7 +349,7 @@ class SpanReader:
                 continue
             of_clip = by_clip.setdefault(clip, [])
             of_clip.append(each)
-            # Rows of a table have no source: there a clip has many.
+            # Rows of a table without observations have no source: there a clip has many.
             first = of_clip[0]
             if each.source != first.source and each.source not in told_sources:
                 told_sources.add(each.source)

@@ -36,6 +36,7 @@ _HEADING = re.compile(
 _OWN_NUMBER_IN_FRONT = re.compile(r"\W*([^\W\d_]{1,12})[\W_]*(?P<number>[0-9]{1,4})(?![0-9]|[.,][0-9])")
 _OWN_NUMBER_BEHIND = re.compile(r".*[\s,;:=_(](?P<number>[0-9]{1,4})\)?")
 _BULLET = re.compile(r"[-*\u2022]\s+(?=\S)")
+_INDENTED = re.compile(r"\t|\s{2}")  # a single blank is a slip
 _NUMBER_WITH_TAB = re.compile(r"\s*([0-9]{1,4})\t")
 _BARE_NUMBER = re.compile(r"([0-9]{1,4})\s+(\S.*)")
 # "(2); insert the fan" may be step 2 and then the fan.
@@ -52,8 +53,9 @@ def read_steps(path: Path) -> Steps:
     Raises:
         RecordError: another numbering, a step that two lines name, or none.
     """
-    lines = [_NUMBER_WITH_TAB.sub(r"\1. ", line, count=1) for line in re.split("\r\n?|\n", whole_text(path))]
-    lines = [" ".join(line.split()).rstrip(" ,;") for line in lines if line.strip(" \t,;")]
+    written = re.split("\r\n?|\n", whole_text(path))
+    lines = [_NUMBER_WITH_TAB.sub(r"\1. ", line, count=1) for line in written if line.strip(" \t,;")]
+    lines = [" ".join(line.split()).rstrip(" ,;") for line in lines]
     if lines and re.match(r"[{]|\[(?!\s*[0-9]+\s*\])", lines[0]):  # JSON, and not [1] take
         raise RecordError(f"{path}: expected a step a line, as plain text, got {lines[0]!r}")
     if all(_BULLET.match(line) for line in lines):
@@ -61,26 +63,59 @@ def read_steps(path: Path) -> Steps:
     headings = [line for line in lines if _HEADING.fullmatch(line)]
     if 0 < len(headings) < len(lines):  # where all lines end with a colon, none is one
         raise RecordError(f"{path}: {headings[0]!r} seems to be a heading or a comment; leave it out")
-    found = _numbering(lines)
-    if any(found):
-        names = []
-        for number, (line, match) in enumerate(zip(lines, found, strict=True), start=1):
-            if match is None or int(match[1]) != number:
-                advice = "number all steps from 1, as in '(1) 2 screws', or none"
-                raise RecordError(f"{path}: expected step {number}, got {line!r}; {advice}")
-            names.append(match[2])
-        lines = names
+    numbering = _numbering(lines)
+    if any(numbering):
+        lines = _without_numbers(lines, numbering, path)
     else:
-        # The first line may be the head of a table.
-        own = _line_with_own_number(lines) or _line_with_own_number(lines[1:], behind_a_head=True)
-        numbered_line = _numbered_line(lines) or own
-        if numbered_line is not None:
-            advice = "write '(1) name', or no numbers"
-            raise RecordError(f"{path}: lines seem to be numbered, as in {numbered_line!r}; {advice}")
+        _check_unnumbered(lines, written, path)
     if not lines:
         raise RecordError(f"{path}: expected at least one step")
-    plain = list(map(_plain, lines))
-    for i, name in enumerate(lines):
+    _check_each_is_one_step(lines, path)
+    return lines
+
+
+def _without_numbers(lines: Sequence[str], numbering: Sequence[re.Match[str] | None], path: Path) -> list[str]:
+    """The names behind the numbers of lines. RecordError: they are not numbered from 1, or not all of them."""
+    names = []
+    for number, (line, match) in enumerate(zip(lines, numbering, strict=True), start=1):
+        if match is None or int(match[1]) != number:
+            advice = "number all steps from 1, as in '(1) 2 screws', or none"
+            raise RecordError(f"{path}: expected step {number}, got {line!r}; {advice}")
+        names.append(match[2])
+    return names
+
+
+def _check_unnumbered(lines: Sequence[str], written: Sequence[str], path: Path) -> None:
+    """Check that lines without numbers in a form that is read have none in another one, and are a step each.
+
+    Args:
+        written: the lines of the file, with the blanks in front of them.
+
+    Raises:
+        RecordError: they have, or one is indented below another: it may be the rest of it, or a part of its step.
+    """
+    # The first line may be the head of a table.
+    own = _line_with_own_number(lines) or _line_with_own_number(lines[1:], behind_a_head=True)
+    numbered_line = _numbered_line(lines) or own
+    if numbered_line is not None:
+        advice = "write '(1) name', or no numbers"
+        raise RecordError(f"{path}: lines seem to be numbered, as in {numbered_line!r}; {advice}")
+    for line, next_line in pairwise(written):
+        if line.strip() and not _INDENTED.match(line) and _INDENTED.match(next_line) and next_line.strip():
+            raise RecordError(
+                f"{path}: {next_line.strip()!r} is indented below {line.strip()!r}: write each step on one line, "
+                "without blanks in front of it"
+            )
+
+
+def _check_each_is_one_step(names: Sequence[str], path: Path) -> None:
+    """Check that an answer with the name of a step means this step alone.
+
+    Raises:
+        RecordError: a name is empty or that of two steps, has signs of answers, or means other steps.
+    """
+    plain = list(map(_plain, names))
+    for i, name in enumerate(names):
         if not plain[i]:
             raise RecordError(f"{path}: step {i + 1} has no name")
         as_read = unified(name)  # rewards would read the number as that of a step, in signs of other scripts too
@@ -93,7 +128,6 @@ def read_steps(path: Path) -> Steps:
         problem = _misread(name, i + 1, plain)
         if problem is not None:
             raise RecordError(f"{path}: step {i + 1}, {name!r}: answers that name it would mean {problem}; rename it")
-    return lines
 
 
 def _numbered_line(lines: Sequence[str]) -> str | None:

@@ -218,6 +218,9 @@ class ChatOptions(Options):
             yield f"--model must be a string or None, got {beginning(repr(self.model))}"
         if self.temperature and 0 < self.temperature < LEAST_TEMPERATURE:
             yield f"--temperature must be 0, or at least {LEAST_TEMPERATURE:g}, got {self.temperature:g}"
+        both = (self.max_tokens, self.max_completion_tokens)
+        if None not in both and self.max_tokens != self.max_completion_tokens:
+            yield "--max_tokens and its newer name max_completion_tokens differ: send one of them"
         if self.stream and self.logprobs:
             yield "--logprobs are not offered with stream: leave one of them out"
 

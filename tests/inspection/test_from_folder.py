@@ -442,6 +442,8 @@ def test_a_file_of_steps_is_read_with_or_without_numbers(tmp_path):
         *((f"{head}\ntake\nlid", "seems to be a heading") for head in ("step", "Action", "name", "Label", "Schritt")),
         ("take\n-----\nlid", "'-----' seems to be a heading or a comment"),
         ("take\nstep 2", "expected step 1, got 'take'"),
+        ("take the lid\n  with the left hand\nput", "'with the left hand' is indented below 'take the lid'"),
+        ("- take\n\t- the lid\n- put", "'- the lid' is indented below '- take': write each step on one line"),
         ('["take", "lid"]', "expected a step a line, as plain text"),
         ("2 b\n1 a\n", "expected step 1, got '2 b'"),
         ("1. take\n2.\n3. put", "steps.txt: step 2 has no name"),

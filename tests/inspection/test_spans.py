@@ -328,6 +328,19 @@ def test_times_of_boris_are_those_of_one_clip(folder, capsys, clip, more, messag
         assert f"spans.tsv:2: {message}" in refused(capsys, *argv)
 
 
+def test_two_observations_of_one_clip_are_not_merged(folder, capsys):
+    """They may be those of two people, who have labelled the same clip."""
+    head = "Observation id,clip,step,start,end"
+    rows = ["anna,a.mp4,1,0.5,1", "anna,b.mp4,1,0.5,1", "ben,a.mp4,1,0.6,1.1"]
+    Path("spans.csv").write_text("\n".join([head, *rows]))
+    argv = ("--answers", "spans.csv", "--steps", "steps.txt")
+    said = refused(capsys, *argv)
+    assert "spans.csv, observation 'ben': has labels of a.mp4, and so has spans.csv, observation 'anna'" in said
+    Path("spans.csv").write_text("\n".join([head, *rows[:2]]))
+    run(capsys, *argv)
+    assert solutions() == ["0.5-1.0 (1) insert fan", "0.5-1.0 (1) insert fan"]
+
+
 def test_a_name_in_other_characters_of_the_same_letters_is_found(folder, capsys):
     shutil.copy("clips/a.mp4", "clips/Pru\N{COMBINING DIAERESIS}fung.mp4")
     Path("spans.csv").write_text("clip,step,start,end\nPr\N{LATIN SMALL LETTER U WITH DIAERESIS}fung.mp4,1,0,1\n")
@@ -412,6 +425,11 @@ def test_label_files_of_no_clip_are_named(folder, capsys):
         Path(f"labels/{name}.txt").write_text("1-10 close_lid\n")
     out = run(capsys, "--answers", "labels", "--steps", "steps.txt")
     assert "2 label files of no clip, left out: b1.txt, night/c2.txt" in out
+    assert "no label files" not in out
+    for name in ("b.csv", "night/c.SRT", ".hidden", "c.mp4"):
+        Path(f"labels/{name}").write_text("0,1,close_lid\n")
+    out = run(capsys, "--answers", "labels", "--steps", "steps.txt", "--overwrite")
+    assert "2 files beside them that are no label files, left out: b.csv, night/c.SRT" in out
     Path("labels/night/x.EAF").write_text(EAF.replace("a.mp4", "b.mp4"))
     run(capsys, "--answers", "labels", "--steps", "steps.txt", "--overwrite")
     assert solutions()[1] == "0.0-1.25 (1) insert fan"

@@ -132,6 +132,23 @@ def test_an_answer_with_tags_is_not_saved(browser, tmp_path):
         assert browser.run("document.querySelector('#correct').disabled") == is_refused, text
 
 
+def test_a_range_of_steps_is_not_saved(browser, tmp_path):
+    """Of "(1)-(3)" training would refuse the record, and "1-3" names no step."""
+    steps = [[1, "take the lid"], [2, "insert the fan"], [3, "fasten the screw"]]
+    rows = [label("one", "(1) take the lid", 1.0, steps=steps)]
+    written = write_labels(tmp_path, "run", rows, "qwenvl train")
+    browser.open(f"{written.page.as_uri()}#id=cam/one.mp4")
+    browser.wait("document.querySelector('#group article') !== null")
+    browser.run("localStorage.clear()")
+    typed = "(box => { box.value = '%s'; box.dispatchEvent(new Event('input')); })(document.querySelector('#answer'))"
+    for text in ("(1)-(3)", "(1) to (3)", "(1) \u2013 (3)", "(1)...(3)", "1-3", "1 to 3", "[1-3]"):
+        browser.run(typed % text)
+        assert browser.run("document.querySelector('#correct').title").startswith("a range may be two steps"), text
+    for text in ("(1) (3)", "(1) take the lid - (3) fasten the screw", "1, 3", "(1), (3)"):
+        browser.run(typed % text)
+        assert not browser.run("document.querySelector('#correct').disabled"), text
+
+
 def test_a_name_in_front_of_the_first_number_is_not_saved(browser, tmp_path):
     """Of "take the lid (2) fan" only step 2 would count, and a click on the button of a step writes it so."""
     rows = [label("one", "take the lid", 1.0, steps=[[1, "take the lid"], [2, "insert the fan"]])]

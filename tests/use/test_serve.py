@@ -127,6 +127,7 @@ def test_a_request_sets_length_stops_samples_temperature_and_seed(running):
         (["Hi"], {"temperature": "hot"}, 400, "temperature must be a number"),
         (["Hi"], {"stop": ["", "x"]}, 400, "stop must be texts of at least one character"),
         (["Hi"], {"max_tokens": 25}, 400, "max_tokens must be at most 24 (--generation_max_length)"),
+        (["Hi"], {"max_tokens": 2, "max_completion_tokens": 3}, 400, "its newer name max_completion_tokens differ"),
         (["Hi"], {"presence_penalty": 0.5}, 400, "presence_penalty: not offered by this server"),
         # 0 and false ask for something: for all tokens, and for an answer without thinking.
         (["Hi"], {"extra_body": {"top_k": 0}}, 400, "top_k: not offered by this server"),

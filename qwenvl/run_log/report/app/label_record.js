@@ -54,6 +54,11 @@ function recordOf(label, done) {
 const asRewardsRead = (text) =>
   text.replace(/[\u2460-\u2473]/g, (sign) => `(${sign.normalize("NFKC")})`).normalize("NFKC");
 
+// A range: "(2)-(4)", "(2) to (4)", and "2-4" alone. It may leave out step 3, or mean it.
+const BETWEEN_MARKS =
+  /\)[ \t]*(?:[-\u2010-\u2015~]+|\.{2,3}|\u2026|(?:to|through|until|till|bis)(?!\p{L}))\s*\(\s*[0-9]/u;
+const BARE_RANGE = /^\W*[0-9]+\s*(?:[-\u2010-\u2015~]+|\.{2,3}|\u2026|to|through|until|till|bis)\s*[0-9]+\W*$/;
+
 // Why training would not read an answer, or nothing.
 function answerProblem(written, steps) {
   const text = asRewardsRead(written);
@@ -64,6 +69,8 @@ function answerProblem(written, steps) {
   const isListed = ([, digits]) => steps.some(([number]) => number === Number(digits));
   const other = numberMarks(text).find((mark) => !isListed(mark));
   if (steps.length && other) return `${other[0]} is not in the list of steps`;
+  if (steps.length && (BETWEEN_MARKS.test(text) || BARE_RANGE.test(text)))
+    return "a range may be two steps or all between them: write each of them";
   return /<\/?(answer|think|video|image)>|<\|\w+\|>/.test(text)
     ? "an answer can't hold tags such as <answer>, <video> and <|im_end|>"
     : "";
