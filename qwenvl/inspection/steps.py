@@ -346,8 +346,8 @@ def _number(steps: Steps, item: str) -> int | None:
 
 def _plain(name: str) -> str:
     """A name by which steps are compared: ``Insert_the-fan`` is ``insert the fan``."""
-    # Not the sign of a number: "turn by -90" is not "turn by 90".
-    words = re.sub(r"[\s_]+|(?<=\w)-+|-+(?![0-9])", " ", name)
+    # Not the sign of a number: "turn by -90" and "turn_by_-90" are not "turn by 90".
+    words = re.sub(r"[\s_]+|(?<=[^\W_])-+|-+(?![0-9])", " ", name)
     return normalized(unified(words.strip(" ,;|")))
 
 

@@ -300,6 +300,7 @@ def test_answers_come_out_in_one_form(written, numbers):
 def test_the_sign_of_a_number_is_a_part_of_a_name():
     turns = ["turn by +90", "turn by -90"]
     assert answer_in(turns, "turn by -90") == "(2) turn by -90"
+    assert answer_in(["turn by 90", *turns[1:]], "turn_by_-90; turn_by_90") == "(2) turn by -90 (1) turn by 90"
     with pytest.raises(ValueError, match="'turn by 90' is no step"):
         answer_in(turns, "turn by 90")
 
@@ -346,6 +347,7 @@ ODD_WORDS = (
     *("1", "2", "3", "10", "1/2", '3"', '"2"', "#2", "no. 3", "step 2", "2nd", "3.", ".5", "2.0", "1-2", "2;3", "1,5"),
     *("take", "lid", "take, lid", "and", "then", "first", "1 take", "take 2"),
     *("\uff12", "\u00bd", "1+1", "M8", "8 mm", "3 s"),
+    *("90", "-90", "+90", "\u221290", "- 90", "take-", "-off", "take-90", "x_-1", "x 1"),
 )
 
 
@@ -365,7 +367,7 @@ def test_a_list_of_steps_that_is_taken_has_one_meaning(tmp_path):
         taken += 1
         listed = list_in("Which?\n" + numbered(steps))
         for number, name in enumerate(steps, start=1):
-            for answer in (name, str(number)):
+            for answer in (name, name.replace(" ", "_"), name.replace(" ", "-_"), str(number)):
                 with suppress(ValueError):  # refused is well
                     assert answer_in(steps, answer) == f"({number}) {name}", names
             named, unknown = named_actions(unified(name), listed)
