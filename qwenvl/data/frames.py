@@ -86,7 +86,7 @@ class FrameRule:
             first, stop = _stretch_of(meta, timeline.times)
             plan = plan_frames(
                 frame_count=stop - first,
-                duration=seconds_of(timeline, first, stop, meta.video_end),
+                duration=duration_of_stretch(timeline, first, stop, meta.video_end),
                 options=options,
                 meta=meta,
                 draw=draw,
@@ -110,7 +110,7 @@ def _stretch_of(meta: ClipMeta, times: Sequence[float]) -> tuple[int, int]:
     return first, stop
 
 
-def seconds_of(timeline: Timeline, first: int, stop: int, video_end: float | None) -> float:
+def duration_of_stretch(timeline: Timeline, first: int, stop: int, video_end: float | None) -> float:
     """The seconds from the frame ``first`` to the end of the one before ``stop``, at most to ``video_end``.
 
     In a clip of constant rate they are its frames' share of the duration, as in other libraries.

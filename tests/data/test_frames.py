@@ -2,7 +2,7 @@ from random import Random
 
 import pytest
 
-from qwenvl.data.frames import FrameRule, Timeline, evenly_spaced, plan_frames, seconds_of, uniform_indices
+from qwenvl.data.frames import FrameRule, Timeline, duration_of_stretch, evenly_spaced, plan_frames, uniform_indices
 from qwenvl.data.options import FrameOptions
 from qwenvl.types import ClipMeta, LibraryCount, Record
 
@@ -119,7 +119,7 @@ class TestVariableRate:
             for first, stop in ((0, 1), (0, count // 2), (count // 3, count - 1), (count // 2, len(times))):
                 if first < stop:
                     share = timeline.duration * (stop - first) / len(times)
-                    assert seconds_of(timeline, first, stop, times[stop - 1]) == share
+                    assert duration_of_stretch(timeline, first, stop, times[stop - 1]) == share
 
 
 class TestDynamicSampling:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 from qwenvl.data.errors import RecordError
 from qwenvl.data.records.frame_settings import (
@@ -102,26 +103,49 @@ def _settle_times(own: Settings, said: ClipSettings, listed: bool, place: str) -
         if named:
             _note(said, f"{' and '.join(named)} of a clip that is a file changes nothing: the file has its own times")
         return False
-    for settings in (said.part, said.row):
-        key = next((key for key in LIST_RATES if key in settings), None)
-        timed = "frame_times" in own or "frames_fps" in own
-        if key is None and "fps" in settings and not timed:
-            own["frames_fps"] = settings.pop("fps")
-            return True
-        if key is None:
-            continue
-        if "sample_fps" in settings and "raw_fps" in settings and settings["sample_fps"] != settings["raw_fps"]:
-            _note(said, "raw_fps beside sample_fps is the rate of the film that frames come from, and changes nothing")
-        if settings is said.part and "frame_times" in own:
-            raise RecordError(f"{place}: {key} and frame_times both say when frames are shown; leave one of them out")
-        if settings is said.row and timed:
-            _note(said, f"{key} beside the turns changes nothing, as another place says when frames are shown")
-            break
-        own["frames_fps"] = settings[key]
+    has_times = "frame_times" in own or "frames_fps" in own
+    of_part = _rate_of_frames(said.part, has_times)
+    of_row = _rate_of_frames(said.row, has_times)
+    if of_part is not None:
+        _note_film_rate(said.part, said)
+        if "frame_times" in own:
+            raise RecordError(
+                f"{place}: {of_part} and frame_times both say when frames are shown; leave one of them out"
+            )
+        own["frames_fps"] = _taken(said.part, of_part)
         return True
+    if of_row is not None:
+        _note_film_rate(said.row, said)
+        if not has_times:
+            own["frames_fps"] = _taken(said.row, of_row)
+            return True
+        _note(said, f"{of_row} beside the turns changes nothing, as another place says when frames are shown")
     if "frame_times" in own and "frames_fps" in own:
         raise RecordError(f"{place}: frames_fps and frame_times both say when frames are shown; leave one of them out")
     return False
+
+
+def _rate_of_frames(settings: Settings, has_times: bool) -> str | None:
+    """The key that says at which rate the frames of a list are shown. None: no key does.
+
+    Args:
+        has_times: another key says when they are shown, and ``fps`` says how many are taken.
+    """
+    key = next((key for key in LIST_RATES if key in settings), None)
+    if key is None and "fps" in settings and not has_times:
+        return "fps"
+    return key
+
+
+def _taken(settings: Settings, key: str) -> Any:
+    """The value of a key that says the rate of frames. ``fps`` then says no more how many are taken."""
+    return settings.pop(key) if key == "fps" else settings[key]
+
+
+def _note_film_rate(settings: Settings, said: ClipSettings) -> None:
+    """Note a rate of the film that counts for nothing, beside the rate of the frames."""
+    if "sample_fps" in settings and "raw_fps" in settings and settings["sample_fps"] != settings["raw_fps"]:
+        _note(said, "raw_fps beside sample_fps is the rate of the film that frames come from, and changes nothing")
 
 
 def _settle_count(own: Settings, said: ClipSettings, listed: bool, sampled: bool, place: str) -> LibraryCount | None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from qwenvl.files import require
 from qwenvl.rewards.function import Argument
 from qwenvl.rewards.functions.text import answer_of, pairs, solution_of
-from qwenvl.rewards.functions.timelines import seconds_of
+from qwenvl.rewards.functions.timelines import given_duration
 from qwenvl.rewards.options import BoxUnits
 from qwenvl.times import in_plain_seconds, seconds_of_clock
 
@@ -195,7 +195,7 @@ def temporal_iou(
             continue
         value = span_iou(named, true)
         if boundary:
-            seconds = seconds_of(length)
+            seconds = given_duration(length)
             if not seconds:
                 raise ValueError("temporal_iou(boundary=True) needs the field 'duration' in every record")
             for ours, theirs in ((named[0][0], true[0][0]), (named[-1][1], true[-1][1])):
@@ -221,7 +221,7 @@ def check_spans(solution: str, fields: Mapping[str, Any], boundary: bool = False
         return None
     duration = fields.get("duration")
     try:
-        known = seconds_of(duration)
+        known = given_duration(duration)
     except ValueError:
         known = None
     if not known:

@@ -63,13 +63,13 @@ def check_frames(solution: str, fields: Mapping[str, Any] | None = None) -> str 
     problem = check_timeline(solution, fields)
     if problem is None and fields:
         try:
-            seconds_of(fields.get("duration"))
+            given_duration(fields.get("duration"))
         except ValueError as error:
             return str(error)
     return problem
 
 
-def seconds_of(duration: Any) -> float | None:
+def given_duration(duration: Any) -> float | None:
     """The field ``duration`` of a record, in seconds. None without one: tables have NaN or an empty text there.
 
     Raises:
@@ -139,7 +139,7 @@ def frame_accuracy(
     """
     none = [None] * len(completions)
     rows = zip(timelines(completions, solution, prompts), duration or none, strict=True)
-    return [frames_right(named, true, seconds_of(seconds), fps) for (named, true), seconds in rows]
+    return [frames_right(named, true, given_duration(seconds), fps) for (named, true), seconds in rows]
 
 
 def step_order(
