@@ -25,6 +25,7 @@ from qwenvl.data.errors import BadMediaError
 from qwenvl.data.media.source import video_format
 
 MAX_FRAME_PIXELS = 50_000_000  # 8K video has 33 million; headers that claim more are bombs or noise
+MAX_FRAMES = 3_000_000  # a day of 30 frames per second has 2.6 million; each takes some 100 bytes of memory
 READING_ERRORS = (av.FFmpegError, IndexError)  # PyAV raises the second where streams turn up in a damaged file
 CHECKSUMS = "crccheck+bitstream+buffer"
 MAX_PIXEL_SHAPE = 4  # real pixels are at most twice as wide as high; what headers claim beyond this is noise
@@ -191,8 +192,9 @@ def read_packets(container: InputContainer, stream: VideoStream, path: str) -> P
     """Read the packets of a clip, or the tables in the header of a long MP4. The container's position changes.
 
     Raises:
-        BadMediaError: several files in one, each with times of its own.
+        BadMediaError: several files in one, each with times of its own, or more than ``MAX_FRAMES``.
     """
+    _check_number(stream.frames, path)  # as the header says it: 0 if it does not
     table = table_packets(container, stream, path)
     if table is not None:
         return table
@@ -206,9 +208,16 @@ def read_packets(container: InputContainer, stream: VideoStream, path: str) -> P
         packets.dts.append(packet.dts)
         packets.keys.append(packet.is_keyframe)
         packets.hidden.append(packet.is_discard)
+        _check_number(len(packets), path)
     if container.format.name in JOINABLE:
         _check_not_joined(packets, stream, path)
     return packets
+
+
+def _check_number(frames: int, path: str) -> None:
+    """Raise BadMediaError for more frames than a clip may have."""
+    if frames > MAX_FRAMES:
+        raise BadMediaError(path, f"has more than {MAX_FRAMES:,} frames; cut it into clips")
 
 
 def _check_not_joined(packets: Packets, stream: VideoStream, path: str) -> None:

@@ -3,10 +3,12 @@
 import av
 import pytest
 
+from qwenvl.data.errors import BadMediaError
 from qwenvl.data.media import container as media_container
 from qwenvl.data.media.container import table_packets
 from qwenvl.data.media.index import index_clip
 from qwenvl.data.media.open import open_clip
+from qwenvl.data.media.reader import ClipReader
 
 
 @pytest.fixture(autouse=True)
@@ -67,3 +69,13 @@ def test_packets_are_believed_where_they_contradict_the_tables(make_clip, number
     with open_clip(str(path)) as clip:
         assert clip._index == expected
         assert [number_of(frame) for frame in clip.read([0, 21, 39])] == [0, 21, 39]
+
+
+@pytest.mark.parametrize("name", ["header.mp4", "packets.mkv"])
+def test_a_clip_of_too_many_frames_is_refused(make_clip, monkeypatch, name):
+    """A file of some megabytes may list any number of frames, each of which takes memory."""
+    path = make_clip(name, 12)
+    assert ClipReader(str(path)).frame_count == 12
+    monkeypatch.setattr(media_container, "MAX_FRAMES", 11)
+    with pytest.raises(BadMediaError, match=f"{name}: has more than 11 frames; cut it into clips"):
+        ClipReader(str(path))
