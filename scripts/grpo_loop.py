@@ -130,7 +130,7 @@ def batches(dataset: GRPODataset, collate: GRPOCollator, size: int, seed: int) -
     order, epoch = torch.Generator().manual_seed(seed), 0
     while True:
         for rows in torch.randperm(len(dataset), generator=order).split(size):
-            yield collate([dataset[row, epoch] for row in rows.tolist()])["prompts"]
+            yield collate([dataset.sample(dataset.record(row), epoch) for row in rows.tolist()])["prompts"]
         epoch += 1
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 import pytest
 import torch
 
+from qwenvl.data.dataset import load_dataset
 from qwenvl.model.loading import load_model
 from qwenvl.rewards import build_rubric
 from qwenvl.step.score import Score
@@ -66,3 +68,13 @@ def test_the_loop_trains_and_saves(tiny_checkpoint, sop_data, tmp_path, capsys, 
     assert capsys.readouterr().out.count("step ") >= 2
     before, after = load_model(checkpoint), load_model(tmp_path / "out")
     assert any(not torch.equal(one, two) for one, two in zip(before.parameters(), after.parameters(), strict=True))
+
+
+def test_each_epoch_draws_every_record_once_in_another_order(sop_data):
+    dataset = load_dataset(sop_data)
+    batches = loop.batches(dataset, lambda samples: {"prompts": [sample.record.id for sample in samples]}, 2, seed=0)
+    ids = [record.id for record in dataset.records]
+    of_an_epoch = -(-len(ids) // 2)
+    orders = [[id for batch in islice(batches, of_an_epoch) for id in batch] for _ in range(2)]
+    assert [sorted(order) for order in orders] == [sorted(ids)] * 2
+    assert orders[0] != orders[1]
