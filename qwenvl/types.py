@@ -143,6 +143,12 @@ class Record:
     problem: str = ""
     image_sizes: tuple[LibrarySize | None, ...] = ()
 
+    @property
+    def question_hash(self) -> int:
+        """Equal for records that ask the same of the same media, which may be spans of one clip, in this process."""
+        spans = tuple(meta and (meta.video_start, meta.video_end) for meta in self.clip_meta)
+        return hash((self.messages, self.videos, spans, self.images))
+
 
 class Hint(NamedTuple):
     """Something in a record that is no error and yet worth a look.

@@ -79,10 +79,13 @@ case " $* " in
 esac
 option --report_to                   REPORT_TO      ""
 
+strategy="" every=""
 if [[ -n "${EVAL_DATASET-}" ]]; then
-    option --eval_strategy           EVAL_STRATEGY  steps
-    option --eval_steps              EVAL_STEPS     100
+    strategy="${EVAL_STRATEGY:-steps}"
+    if [[ "$strategy" == steps ]]; then every=100; fi
 fi
+option --eval_strategy               EVAL_STRATEGY  "$strategy"
+option --eval_steps                  EVAL_STEPS     "$every"
 case "${DEEPSPEED:-none}" in
     none) ;;
     zero2 | zero3) arguments+=(--deepspeed "$root/scripts/deepspeed/$DEEPSPEED.json") ;;
@@ -90,7 +93,7 @@ case "${DEEPSPEED:-none}" in
 esac
 case "${FSDP:-none}" in
     none) ;;
-    True) arguments+=(--fsdp) ;;
+    True | true | 1) arguments+=(--fsdp) ;;
     *) arguments+=(--fsdp --fsdp_config "$FSDP") ;;
 esac
 
@@ -98,7 +101,7 @@ gpus() {
     if [[ -n "${CUDA_VISIBLE_DEVICES+set}" ]]; then
         tr ',' '\n' <<<"$CUDA_VISIBLE_DEVICES" | grep -c . || true
     elif command -v nvidia-smi >/dev/null; then
-        nvidia-smi -L | grep -c . || true
+        nvidia-smi -L | grep -c '^GPU ' || true  # parts of a GPU (MIG) have lines of their own
     else
         echo 0
     fi

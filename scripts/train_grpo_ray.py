@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from qwenvl.files import require  # noqa: E402 (works without an installed package)
+# Behind the line above: the script works without an installed package.
+from qwenvl.config.command_line import parsed, split_file  # noqa: E402
+from qwenvl.config.settings import TrainingSettings  # noqa: E402
+from qwenvl.files import require  # noqa: E402
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -41,6 +43,10 @@ def main(argv: list[str] | None = None) -> None:
         require("ray.train", "ray")
     except ImportError as error:
         raise SystemExit(f"train_grpo_ray.py: {error}") from None
+    try:
+        on_cpu = runs_on_cpu(flags)
+    except (ValueError, OSError) as error:
+        raise SystemExit(f"train_grpo_ray.py: {error}") from None
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
 
@@ -51,7 +57,6 @@ def main(argv: list[str] | None = None) -> None:
         runtime_env={"env_vars": {"PYTHONPATH": path, **passed_on}},
         **({} if options.address else {"num_cpus": max(os.cpu_count() or 1, int(options.workers * options.cpus) + 1)}),
     )
-    on_cpu = runs_on_cpu(flags)
     trainer = TorchTrainer(
         work,
         train_loop_config={"flags": ["--resume", "auto", *flags], "folder": os.getcwd()},
@@ -74,9 +79,13 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def runs_on_cpu(flags: list[str]) -> bool:
-    """Whether the flags have ``--use_cpu``, alone or with True."""
-    words = " ".join(flags).replace("=", " ")
-    return bool(re.search(r"--use_cpu(?!\s+(?:false|no|0)\b)", words, flags=re.IGNORECASE))
+    """Whether a settings file or the flags say ``use_cpu``.
+
+    Raises:
+        ValueError, OSError: the file cannot be read, or one of them has an unknown setting or an unfit value.
+    """
+    file, rest = split_file(flags)
+    return bool(parsed(file, rest, TrainingSettings).get("use_cpu"))
 
 
 def work(config: dict[str, Any]) -> None:

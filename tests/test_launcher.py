@@ -5,6 +5,7 @@ import os
 import re
 import shlex
 import subprocess
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -22,13 +23,17 @@ VARIABLES |= {"NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT"}
 
 @pytest.fixture
 def launch(tmp_path):
-    """``launch(*arguments, **environment)`` -> the words of the command that would run, started from another folder."""
+    """``launch(*arguments, **environment)`` -> the words of the command that would run, started from another folder.
 
-    def launch(*arguments: str, **environment: str) -> list[str]:
+    ``without`` names variables that are not set.
+    """
+
+    def launch(*arguments: str, without: Collection[str] = (), **environment: str) -> list[str]:
         clean = {name: value for name, value in os.environ.items() if name not in VARIABLES}
+        given = {**clean, "DRY_RUN": "1", "CUDA_VISIBLE_DEVICES": "", "VIRTUAL_ENV": "active", **environment}
         done = subprocess.run(
             ["bash", str(LAUNCHER), *arguments],
-            env={**clean, "DRY_RUN": "1", "CUDA_VISIBLE_DEVICES": "", "VIRTUAL_ENV": "active", **environment},
+            env={name: value for name, value in given.items() if name not in without},
             cwd=tmp_path,
             capture_output=True,
             text=True,
@@ -78,6 +83,24 @@ def test_every_setting_can_be_set_and_then_appended(launch):
         assert given[given.index(flag) + 1] == f"my {variable}"
     assert launch("--grpo_beta", "appended", BETA="1")[-2:] == ["--grpo_beta", "appended"], "what comes last counts"
     assert settings(launch("--run_name", "two words", DATASET="my data.json")).dataset_use == "my data.json"
+
+
+def test_evaluations_are_set_with_and_without_a_data_set_in_the_environment(launch):
+    assert launch("--eval_dataset_use", "held", EVAL_STEPS="50")[-4:-2] == ["--eval_steps", "50"]
+    words = launch(EVAL_DATASET="held", EVAL_STRATEGY="epoch")
+    assert words[words.index("--eval_strategy") + 1] == "epoch" and "--eval_steps" not in words
+
+
+def test_gpus_are_counted_and_not_their_parts(launch, tmp_path):
+    program = tmp_path / "nvidia-smi"
+    lines = ("GPU 0: NVIDIA H200 (UUID: GPU-1)", "  MIG 1g.18gb Device 0: (UUID: MIG-1)", "GPU 1: NVIDIA H200")
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    for text, processes in (("\n".join(lines), 2), ("Failed to initialize NVML: Unknown Error", 1)):
+        program.write_text(f"#!/bin/sh\ncat <<'END'\n{text}\nEND\n")
+        program.chmod(0o755)
+        words = launch(without=["CUDA_VISIBLE_DEVICES"], **environment)
+        assert ("--nproc_per_node" in words) == (processes > 1)
+        assert processes == 1 or words[words.index("--nproc_per_node") + 1] == str(processes)
 
 
 def test_a_settings_file_takes_the_place_of_the_defaults(launch, tmp_path, monkeypatch):

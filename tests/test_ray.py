@@ -28,12 +28,18 @@ def test_without_ray_a_line_says_what_to_install():
     assert done.returncode == 1 and "pip install 'qwenvl[ray]'" in done.stderr and "Traceback" not in done.stderr
 
 
-def test_workers_are_given_gpus_unless_the_flags_ask_for_cpus(monkeypatch):
+def test_workers_are_given_gpus_unless_the_settings_ask_for_cpus(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "path", list(sys.path))  # which the script adds to
     on_cpu = runpy.run_path(str(SCRIPT))["runs_on_cpu"]
-    for flags in ("--use_cpu --max_steps 3", "--max_steps 3 --use_cpu", "--use_cpu=True", "--use_cpu True run"):
+    for flags in ("--use_cpu --max_steps 3", "--max_steps 3 --use_cpu", "--use_cpu=True", "--use_cpu True"):
         assert on_cpu(flags.split())
-    assert not on_cpu(["run.yaml", "--max_steps", "3"]) and not on_cpu(["--use_cpu", "False"])
+    file = tmp_path / "run.yaml"
+    for text, is_on_cpu in (("use_cpu: true", True), ("max_steps: 3", False)):
+        file.write_text(text)
+        assert on_cpu([str(file), "--learning_rate", "1e-5"]) == is_on_cpu
+        assert not on_cpu([str(file), "--use_cpu", "False"])
+    with pytest.raises(ValueError, match="use_cpuX"):
+        on_cpu(["--use_cpuX"])
 
 
 @pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: pip install 'qwenvl[ray]'")

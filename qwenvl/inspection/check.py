@@ -29,7 +29,7 @@ from qwenvl.data.records.record_file import RecordFile
 from qwenvl.data.timeline_hints import TimelineTimes, fineness, short_spans, span_problems, timeline_times
 from qwenvl.failure import beginning, counted, visible
 from qwenvl.files import check_new
-from qwenvl.inspection.convert import write_records
+from qwenvl.inspection.convert import check_kind, write_records
 from qwenvl.inspection.flags import add_dataset_flags, add_frame_flags, hints_by, make_collator
 from qwenvl.inspection.options import DEFAULT_REWARDS, CheckOptions
 from qwenvl.rewards.resolve import build_rubric
@@ -182,6 +182,7 @@ def run(args: argparse.Namespace) -> int:
         args.decode_check = "fast" if args.video_backend == "decord" else "strict"
     if args.write_clean:
         check_new(args.write_clean, "--write_clean")
+        check_kind(Path(args.write_clean))  # now, and not after hours of decoding
     rubric = build_rubric(args.reward_funcs) if args.reward_funcs else None
     with redirect_stdout(sys.stderr):  # for libraries that print while they load
         collator = make_collator(args)
@@ -195,12 +196,14 @@ def run(args: argparse.Namespace) -> int:
             columns=rubric.columns if rubric else (),
             jobs=args.jobs,
         )
-        if args.write_clean:
-            show(write_records(report.good, Path(args.write_clean)))
     if args.json:
         print(json.dumps(report.summary(), indent=1, ensure_ascii=False))
     else:
         show(render(report, args.dataset))
+    # Behind the report: records of two files that have one id cannot be in one.
+    if args.write_clean:
+        with redirect_stdout(sys.stderr):
+            show(write_records(report.good, Path(args.write_clean)))
     return 1 if report.problems or not report.good else 0
 
 
@@ -397,7 +400,7 @@ def _repeated(record: Record, first: dict[int, tuple[str, str]]) -> list[Problem
 
     Questions are known by their hash of 64 bits: among a billion, two have the same one with a chance of 3 %.
     """
-    question = hash((record.messages, record.videos, record.images))
+    question = record.question_hash
     place, solution = first.setdefault(question, (record.where, record.solution))
     if place == record.where:
         return []

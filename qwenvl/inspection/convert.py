@@ -60,6 +60,15 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def check_kind(path: Path) -> None:
+    """Raise ValueError where the ending of a path is none of a file of records that can be written."""
+    if path.suffix.lower() not in (".json", ".jsonl"):
+        raise ValueError(
+            f"{path}: expected a name that ends in .json or .jsonl; other kinds are made of these by "
+            "datasets.load_dataset('json', data_files=...), such as .to_parquet(...)"
+        )
+
+
 def write_records(records: Iterable[Record], path: Path) -> str:
     """Write records to a file, one record at a time in memory: a JSON array, or with ``.jsonl`` one object per line.
 
@@ -73,12 +82,8 @@ def write_records(records: Iterable[Record], path: Path) -> str:
         ValueError: the path has another suffix.
         RecordError: the name of a medium is not UTF-8, or two records have one id.
     """
+    check_kind(path)
     kind = path.suffix.lower()
-    if kind not in (".json", ".jsonl"):
-        raise ValueError(
-            f"{path}: expected a name that ends in .json or .jsonl; other kinds are made of these by "
-            "datasets.load_dataset('json', data_files=...), such as .to_parquet(...)"
-        )
     media = _MediaPaths(root=os.path.realpath(path.parent), folder=path.with_name(path.name + ".media"))
     count = 0
     places: dict[str, str] = {}  # of the records, by their ids

@@ -48,13 +48,13 @@ def make_playable(clips: Iterable[str], folder: Path, most: int) -> dict[str, Pa
         if target.exists():
             found[path] = target
             continue
-        if not left:
-            break
         try:
             child = child or Child(f"{__name__}:copier", memory_bytes=MEMORY_BYTES)
             if child.ask((path, ""), SECONDS):
                 found[path] = Path(path)
                 continue
+            if not left:
+                continue  # later clips may play by themselves
             left -= 1
             folder.mkdir(parents=True, exist_ok=True)
             with written_whole(target) as part:

@@ -258,7 +258,14 @@ def tool(function: Callable[..., Any]) -> Tool:
 
 def schema_of(function: Callable[..., Any]) -> dict[str, Any]:
     """The schema of a function as chat templates take it. Its docstring may describe several arguments in one entry."""
-    hints = {name: kind for name, kind in get_type_hints(function).items() if name not in _NOT_SHOWN}
+    try:
+        named = get_type_hints(function)
+    except NameError as error:
+        raise TypeError(
+            f"tool {function.__name__}: a type is not known when the tool is called: {error}; import it outside of "
+            "`if TYPE_CHECKING`"
+        ) from None
+    hints = {name: kind for name, kind in named.items() if name not in _NOT_SHOWN}
     signature = inspect.signature(function)
     if inspect.iscoroutinefunction(function):
         raise TypeError(f"tool {function.__name__}: expected a plain function, not an async one")

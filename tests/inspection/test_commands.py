@@ -105,6 +105,16 @@ def test_write_clean_gives_a_data_set_that_passes(folder, capsys):
     assert text["line"] == 3, "keys that only rewards know are kept"
 
 
+def test_what_write_clean_cannot_write_costs_no_report(folder, capsys, monkeypatch, write_rows, make_row):
+    two = f"{write_rows([make_row(id='0')], 'a.json')},{write_rows([make_row(id='0')], 'b.json')}"
+    with pytest.raises(SystemExit):
+        main(["check", two, "--write_clean", str(folder / "clean.json")])
+    said = capsys.readouterr()
+    assert "2 records, 2 good, 0 bad" in said.out and "b.json[0]: has the id '0', as" in said.err
+    monkeypatch.setattr("qwenvl.inspection.check.examine", None)  # nothing is decoded
+    assert "ends in .json or .jsonl" in refused(capsys, "check", two, "--write_clean", str(folder / "clean.csv"))
+
+
 @pytest.mark.parametrize(
     "words",
     [
@@ -156,6 +166,16 @@ def test_repeated_questions_are_worth_a_look(write_rows, make_row, capsys):
     first, second, _ = json.loads(out)["warnings"]
     assert first["message"].endswith("data.json[1] asks the same as " + f"{path}[0] and has the same solution")
     assert "but has another solution" in second["message"]
+
+
+def test_the_same_question_about_two_spans_of_a_clip_is_not_repeated(write_rows, make_row, make_clip, capsys):
+    make_clip("a.mp4", 30)
+    spans = [{"video_start": 0, "video_end": 1}, {"video_start": 1, "video_end": 2}]
+    rows = [make_row(prompt="<video>Which?", video="a.mp4", meta=span, id=str(i)) for i, span in enumerate(spans)]
+    assert "repeated" not in run(capsys, "check", write_rows(rows))[1]
+    # Settings of its frames make no other question.
+    rows = [make_row(prompt="<video>Which?", video="a.mp4", meta={"max_frames": n}, id=str(n)) for n in (4, 8)]
+    assert "repeated (1)" in run(capsys, "check", write_rows(rows))[1]
 
 
 def test_check_shows_solutions_and_the_records_drawn_by_weights(write_rows, make_row, capsys):

@@ -45,6 +45,13 @@ def test_a_copy_has_the_frames_of_the_clip_at_their_times(tmp_path):
     assert numbers == [*range(6)]
 
 
+def test_a_clip_that_plays_by_itself_does_so_beside_clips_without_a_copy(tmp_path):
+    clips = [str(write_clip(tmp_path / name, 3, codec="mpeg4")) for name in ("a.avi", "b.avi")]
+    plain = str(write_clip(tmp_path / "c.mp4", 3))
+    assert {*make_playable([*clips, plain], tmp_path / "clips", most=1)} == {clips[0], plain}
+    assert make_playable([plain], tmp_path / "clips", most=0) == {plain: Path(plain)}
+
+
 def test_copies_are_kept_until_their_clip_is_no_longer_shown(tmp_path, monkeypatch):
     clips = [str(write_clip(tmp_path / f"{n}.avi", 3, codec="mpeg4")) for n in range(3)]
     folder = tmp_path / "clips"

@@ -85,6 +85,16 @@ def test_functions_without_types_texts_or_names_are_no_tools():
             schema_of(function)
 
 
+def test_a_type_that_is_imported_for_type_checkers_alone_is_named(tmp_path):
+    (tmp_path / "late.py").write_text(
+        "from __future__ import annotations\nfrom typing import TYPE_CHECKING\n"
+        "if TYPE_CHECKING:\n    from qwenvl.tools import Video\n"
+        'def shows(video: Video) -> str:\n    """Show it."""\n    return ""\n'
+    )
+    with pytest.raises(TypeError, match=r"tool shows: .* name 'Video' is not defined; import it outside of"):
+        resolve_tools([f"{tmp_path / 'late.py'}:shows"])
+
+
 def half(time: float) -> str:
     """Halve a time.
 

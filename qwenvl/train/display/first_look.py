@@ -104,4 +104,4 @@ def _questions(dataset: Any) -> set[int]:
     """Hashes of the questions and media of a data set's records."""
     records: Sequence[Record] = getattr(dataset, "records", ())
     read = all_or_spot_checked(records)
-    return {hash((record.messages, record.videos, record.images)) for record in read if not record.problem}
+    return {record.question_hash for record in read if not record.problem}
