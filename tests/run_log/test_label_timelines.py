@@ -314,7 +314,7 @@ def test_steps_that_are_not_in_the_list_are_not_saved(timelines):
     assert page.run("report.list.checked.size") == 0
     page.run("document.querySelector('#unchecked').click()")
     assert page.run(COUNT) == "save 1 record"
-    assert page.run(DONE) == "0 of 3 done, 1 left out: a step is not in the list, or tags in the answer"
+    assert page.run(DONE) == "0 of 3 done, 1 left out: a step is not in the list, a range, or tags in the answer"
     # An earlier page has confirmed it.
     noted = "{ timeline: [[1, 2, 7, '']], state: 'confirmed' }"
     own = "report.list.index.keys[report.list.chosen]"

@@ -149,6 +149,22 @@ def test_a_range_of_steps_is_not_saved(browser, tmp_path):
         assert not browser.run("document.querySelector('#correct').disabled"), text
 
 
+def test_answers_that_training_refuses_are_not_saved_unchecked(browser, tmp_path):
+    """By the rule of those that people type."""
+    steps = [[1, "lid"], [2, "fan"], [3, "screw"]]
+    answers = ("(1)-(3)", "lid (2) fan", "(4)", "<video> (1)", "(1) lid", "1, 2", "", "1-3")
+    rows = [label(f"n{n}", answer, 1.0, steps=steps) for n, answer in enumerate(answers)]
+    rows.append(label("free", "1-3", 1.0, steps=[]))  # without a list it may be anything
+    browser.open(write_labels(tmp_path, "run", rows, "qwenvl train").page.as_uri())
+    browser.wait("document.querySelector('#unchecked') !== null")
+    browser.run("localStorage.clear()")
+    browser.run("document.querySelector('#unchecked').click()")
+    assert browser.run(COUNT) == "save 3 records"
+    assert browser.run("document.querySelector('#done').textContent").endswith(
+        "5 left out: a step is not in the list, a range, or tags in the answer"
+    )
+
+
 def test_a_name_in_front_of_the_first_number_is_not_saved(browser, tmp_path):
     """Of "take the lid (2) fan" only step 2 would count, and a click on the button of a step writes it so."""
     rows = [label("one", "take the lid", 1.0, steps=[[1, "take the lid"], [2, "insert the fan"]])]

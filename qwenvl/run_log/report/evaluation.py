@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -47,9 +46,6 @@ EVIDENCE = "evidence"  # the one control that adds something
 NO_ANSWER = 1  # without a control a completion of any model has no answer
 TRUNCATED = 2  # or is truncated
 
-
-_TAGS = re.compile(r"</?answer>|<\|\w+\|>")  # that an answer cannot hold, as on the page
-_NUMBER_IN_BRACKETS = re.compile(r"\(\s*([0-9]{1,9})\s*\)")  # of a step, as rewards read answers
 
 Answers = Sequence[EvaluationSample]
 """The completions of one record by control, model and place among them. The first is of the record as it is."""
@@ -334,18 +330,27 @@ def has_answer(row: Mapping[str, Any]) -> bool:
     return bool(timeline["spans"] if timeline else row.get("answer"))
 
 
-def is_refused(row: Mapping[str, Any]) -> bool:
-    """Whether the answer of a label is no solution: for a step that is not in the list of its prompt, or for tags."""
+def has_other_step(row: Mapping[str, Any]) -> bool:
+    """Whether the timeline of a label has a step that is not in the list of its prompt."""
     timeline = row.get("timeline")
-    answer = row.get("answer") or ""
-    if not timeline and _TAGS.search(answer):
-        return True
     listed = [number for number, _ in row.get("steps", ())]
-    if timeline:
-        named = [span["number"] for span in timeline["spans"]]
-    else:
-        named = [int(number) for number in _NUMBER_IN_BRACKETS.findall(answer)]
-    return bool(listed) and any(number not in listed for number in named)
+    return bool(timeline and listed) and any(span["number"] not in listed for span in timeline["spans"])
+
+
+def lists_of(rows: Sequence[Mapping[str, Any]]) -> tuple[list[Any], list[int | None]]:
+    """The lists of steps of all prompts, each once, and for each answer that is a text which of them is its prompt's.
+
+    None for timelines and for rows without an answer.
+    """
+    place_of: dict[tuple[Any, ...], int] = {}
+    places: list[int | None] = []
+    for row in rows:
+        place = None
+        if row.get("answer") is not None and row.get("timeline") is None:
+            steps = tuple((number, name) for number, name in row.get("steps", ()))
+            place = place_of.setdefault(steps, len(place_of))
+        places.append(place)
+    return list(place_of), places
 
 
 def different_keys(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -411,12 +416,16 @@ def write_labels(folder: Path, model: str, rows: Sequence[Mapping[str, Any]], co
         strips += strips_shown(clips, images)
     data = PageData.of(folder)
     places = write_pages(shown, 0, data)
+    lists, list_of = lists_of(rows)
     index = {
         "ids": [row["id"] for row in rows],
         "keys": keys,  # what a browser keeps answers by
         "answers": [row.get("answer") for row in rows],  # None: an error
         "answered": [has_answer(row) for row in rows],
-        "refused": [is_refused(row) for row in rows],
+        # By these the page knows which answers training would refuse. It has the rule, as people type answers there.
+        "lists": lists,
+        "list_of": list_of,
+        "other_step": [has_other_step(row) for row in rows],
         "timed": any(row.get("timeline") is not None for row in rows),  # the page has an editor of spans
         "columns": {
             **places,

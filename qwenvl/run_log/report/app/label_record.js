@@ -76,6 +76,12 @@ function answerProblem(written, steps) {
     : "";
 }
 
+// Whether training would refuse the answer of the model.
+function isRefused(index, n) {
+  const list = index.list_of[n]; // null where the answer is a timeline, or missing
+  return index.other_step[n] || (list !== null && answerProblem(index.answers[n], index.lists[list]) !== "");
+}
+
 // The text without the step, if it names its number, else with it at the end.
 function toggledStep(text, number, name) {
   const marks = numberMarks(text);

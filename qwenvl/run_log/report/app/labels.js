@@ -33,6 +33,7 @@ class Labels extends List {
       nothing: "No clip was labelled.",
     });
     Object.assign(this, { index, voted, saves: 0 }); // saves: files that this visit has downloaded
+    this.refused = index.ids.map((_, n) => isRefused(index, n));
     // number -> {answer, timeline: spans of one, state: confirmed | corrected}
     this.checked = new Kept(STORE, index.keys, CHECKED_FORM);
     // number -> what was edited and not saved: a text, or spans
@@ -430,13 +431,13 @@ class Labels extends List {
     const all = document.querySelector("#unchecked").checked;
     return this.index.ids
       .map((_, n) => n)
-      .filter((n) => this.done(n) || (all && this.index.answered[n] && !this.index.refused[n]));
+      .filter((n) => this.done(n) || (all && this.index.answered[n] && !this.refused[n]));
   }
 
   // How many answers are left out of what is saved: nobody has looked at them, and training would refuse them.
   leftOut() {
     if (!document.querySelector("#unchecked").checked) return 0;
-    return this.index.refused.filter((refused, n) => refused && !this.done(n)).length;
+    return this.refused.filter((refused, n) => refused && this.index.answered[n] && !this.done(n)).length;
   }
 
   count() {
@@ -452,7 +453,7 @@ class Labels extends List {
     };
     note(this.drafts.size, "edited and not saved as a correction");
     note(this.unsaved(), "neither kept nor saved");
-    note(this.leftOut(), "left out: a step is not in the list, or tags in the answer");
+    note(this.leftOut(), "left out: a step is not in the list, a range, or tags in the answer");
     document.querySelector("#done").textContent = notes.join(", ");
     this.warn();
   }
@@ -523,9 +524,9 @@ class Labels extends List {
     const left = refused ? `, without ${refused.toLocaleString("en")} whose step is not in the list` : "";
     // A browser that has a file of this name keeps both, and the command of the page names the first.
     const again = this.saves > 0 ? ", which the browser may have named labels (1).json: train on that file" : "";
+    const saved = rows.length ? `saved ${rows.length.toLocaleString("en")} as labels.json${again}` : "saved nothing";
     if (rows.length) this.saves += 1;
-    document.querySelector("#saved").textContent =
-      `saved ${rows.length.toLocaleString("en")} as labels.json${again}${left}`;
+    document.querySelector("#saved").textContent = `${saved}${left}`;
     this.count();
   }
 
