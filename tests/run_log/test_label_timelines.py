@@ -321,7 +321,7 @@ def test_steps_that_are_not_in_the_list_are_not_saved(timelines):
     page.run(f"localStorage.setItem(report.list.checked.name, JSON.stringify({{ [{own}]: {noted} }}))")
     page = timelines("odd")
     page.run("document.querySelector('#save').click()")
-    said = "saved 0 as labels.json, without 1 whose step is not in the list"
+    said = "saved nothing, without 1 whose step is not in the list"
     page.wait(f"document.querySelector('#saved').textContent === '{said}'")
 
 

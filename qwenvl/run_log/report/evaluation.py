@@ -334,7 +334,8 @@ def has_other_step(row: Mapping[str, Any]) -> bool:
     """Whether the timeline of a label has a step that is not in the list of its prompt."""
     timeline = row.get("timeline")
     listed = [number for number, _ in row.get("steps", ())]
-    return bool(timeline and listed) and any(span["number"] not in listed for span in timeline["spans"])
+    spans = timeline["spans"] if timeline else []
+    return bool(listed) and any(span["number"] not in listed for span in spans)
 
 
 def lists_of(rows: Sequence[Mapping[str, Any]]) -> tuple[list[Any], list[int | None]]:
