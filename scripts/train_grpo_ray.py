@@ -59,7 +59,7 @@ def main(argv: list[str] | None = None) -> None:
     )
     trainer = TorchTrainer(
         work,
-        train_loop_config={"flags": ["--resume", "auto", *flags], "folder": os.getcwd()},
+        train_loop_config={"flags": resuming(flags), "folder": os.getcwd()},
         torch_config=TorchConfig(backend="gloo" if on_cpu else "nccl"),
         scaling_config=ScalingConfig(
             num_workers=options.workers, use_gpu=not on_cpu, resources_per_worker={"CPU": options.cpus}
@@ -76,6 +76,13 @@ def main(argv: list[str] | None = None) -> None:
         raise SystemExit(f"train_grpo_ray.py: the run failed more than {options.max_failures} times: {first}") from None
     finally:
         ray.shutdown()
+
+
+def resuming(flags: list[str]) -> list[str]:
+    """The flags with ``--resume auto``, unless they say otherwise. A settings file that stands first is named."""
+    file, rest = split_file(flags)
+    named = [] if file is None else ["--config", str(file)]
+    return [*named, "--resume", "auto", *rest]
 
 
 def runs_on_cpu(flags: list[str]) -> bool:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from qwenvl.config.command_line import parse_args
 from qwenvl.run_log.log import read_config, read_metrics
 from tests.train.conftest import turns
 
@@ -42,11 +43,24 @@ def test_workers_are_given_gpus_unless_the_settings_ask_for_cpus(monkeypatch, tm
         on_cpu(["--use_cpuX"])
 
 
+def test_workers_resume_with_a_settings_file_and_without(monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    resuming = runpy.run_path(str(SCRIPT))["resuming"]
+    file = tmp_path / "run.yaml"
+    file.write_text("model_name_or_path: tiny\nuse_cpu: true\ndataset_use: sop\n")
+    in_flags = ["--model_name_or_path", "tiny", "--use_cpu", "--dataset_use", "sop"]
+    for given in ([str(file)], ["--config", str(file)], in_flags):
+        config = parse_args(resuming([*given, "--max_steps", "3", "--output_dir", str(tmp_path / "run")]))
+        assert (config.model_name_or_path, config.max_steps, config.resume) == ("tiny", 3, "auto")
+    assert parse_args(resuming([*in_flags, "--output_dir", "run", "--resume", "never"])).resume == "never"
+
+
 @pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: pip install 'qwenvl[ray]'")
 def test_ray_starts_the_workers_again_when_one_dies(tiny_checkpoint, tmp_path):
-    data, out = tmp_path / "rows.json", tmp_path / "run"
+    data, out, settings = tmp_path / "rows.json", tmp_path / "run", tmp_path / "run.yaml"
     data.write_text(json.dumps([{"conversations": turns(f"What comes after {n}?", "(1)")} for n in range(4)]))
-    flags = "--use_cpu --max_steps 3 --generation_max_length 4 --grpo_sample_size 3 --save_steps 1 --display none"
+    settings.write_text("use_cpu: true\n")
+    flags = f"{settings} --max_steps 3 --generation_max_length 4 --grpo_sample_size 3 --save_steps 1 --display none"
     named = f"--model_name_or_path {tiny_checkpoint()} --dataset_use {data} --output_dir {out}"
     ray = f"--workers 2 --max_failures 1 --storage {tmp_path / 'ray'} --reward_funcs {REWARDS}:killed_once"
     done = start(*f"{ray} {flags} {named}".split(), DIED=str(tmp_path / "died"))

@@ -34,7 +34,7 @@ CARD = "README.md"
 METHOD = "GRPO"
 TASK = "video-text-to-text"
 # Settings that tell of a machine or a person, and not of the training.
-_PRIVATE = {"dataset_catalog", "overwrite_output_dir"}
+_PRIVATE = {"dataset_catalog", "overwrite_output_dir", "vllm_server"}
 _PRIVATE_ARGUMENTS = ("base_url", "cache")
 _OF_THE_TRAINER = ("learning_rate", "lr_scheduler_type", "warmup_steps", "max_grad_norm", "weight_decay", "seed")
 
@@ -55,6 +55,9 @@ def describe_model(trainer: RunningTrainer, folder: str | Path) -> None:
     learning = ", ".join(name for part, name in names.items() if part in (args.parts() or {"llm"}))
     if args.lora_enable:
         learning = f"low-rank adapters (rank {args.lora_r}, alpha {args.lora_alpha}) on {learning}"
+    evaluated = evaluations(trainer.state.log_history, step)
+    # Not every evaluation has each reward: a judge may be gone, and records may have none of it.
+    evaluated_rewards = dict.fromkeys(name for each in evaluated for name in each["rewards"])
     text = environment.get_template("card.jinja").render(
         title=f"{Path(settings.base_model).name}, trained by {method}",
         method=method,
@@ -64,7 +67,8 @@ def describe_model(trainer: RunningTrainer, folder: str | Path) -> None:
         step=step,
         prompts=prompts_per_step(args),
         shown_settings=yaml.safe_dump(_settings_of(args), sort_keys=True, allow_unicode=True).strip(),
-        evaluations=evaluations(trainer.state.log_history, step),
+        evaluations=evaluated,
+        evaluated_rewards=list(evaluated_rewards),
         versions=", ".join(f"{name} {version}" for name, version in installed_versions().items()),
         settings=settings,
         settings_file=SETTINGS_FILE,
@@ -73,7 +77,7 @@ def describe_model(trainer: RunningTrainer, folder: str | Path) -> None:
     )
     # A warm-up saves its adapter merged, beside checkpoints that have the adapter itself.
     adapter = unwrap(trainer.model) is not trainer.model and not (Path(folder) / "config.json").is_file()
-    used = (args.dataset_use or "").split(",")
+    used = [name.strip() for name in (args.dataset_use or "").split(",")]
     datasets = [name.split(":")[1].split("%")[0] for name in used if name.startswith("hf:")]  # hf:NAME:split%NN
     tags = ("qwenvl", "grpo" if method == METHOD else "sft")
     write_card(folder, text, settings.base_model, adapter=adapter, tags=tags, datasets=datasets)

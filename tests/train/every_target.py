@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers import AutoModelForImageTextToText
 
 from qwenvl.config.command_line import read_command
+from qwenvl.config.grpo_config import WarmupConfig
 from qwenvl.train.warmup.trainer import WarmupTrainer
 
 GRADIENTS = "gradients.pt"
@@ -29,13 +30,18 @@ class Keeps(torch.optim.SGD):
         self.kept.append(gradients)
 
 
+def warmup_args(flags: list[str]) -> WarmupConfig:
+    """The settings of a warm-up by the flags of a training. Those of sampling, which it refuses, are left out."""
+    return read_command("qwenvl warmup", [flag for flag in flags if not flag.startswith(OF_SAMPLING)])
+
+
 def run_every_target(flags: list[str]) -> None:
     """Warms up in float64, and leaves the gradients of its steps in the run folder.
 
     Args:
-        flags: of the command line. Those of sampling, which a warm-up refuses, are left out.
+        flags: of the command line, see ``warmup_args``.
     """
-    args = read_command("qwenvl warmup", [flag for flag in flags if not flag.startswith(OF_SAMPLING)])
+    args = warmup_args(flags)
     model = AutoModelForImageTextToText.from_pretrained(args.model_name_or_path, dtype=torch.float64)
     trainer = WarmupTrainer(model, args)
     trainer.optimizer = Keeps(trainer.model)

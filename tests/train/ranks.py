@@ -18,7 +18,7 @@ from accelerate import PartialState
 from accelerate.utils import DistributedType
 from copying_engine import CopyingEngine
 from every_loss import run_every_loss, with_engine
-from every_target import run_every_target
+from every_target import run_every_target, warmup_args
 from torch.distributed.fsdp import FSDPModule
 from transformers import TrainerCallback
 
@@ -27,7 +27,7 @@ from qwenvl.commands.evaluate import main as evaluate_command
 from qwenvl.commands.label import main as label_command
 from qwenvl.commands.train import main as train_command
 from qwenvl.config.command_line import parse_args
-from qwenvl.config.grpo_config import GRPOConfig
+from qwenvl.config.grpo_config import GRPOConfig, WarmupConfig
 from qwenvl.model import inputs as model_inputs
 from qwenvl.model import vision_tower as tower
 from qwenvl.model.loading import unwrap
@@ -39,6 +39,7 @@ from qwenvl.rollout.turns import sample_turns
 from qwenvl.step import kernels
 from qwenvl.train.run import launch
 from qwenvl.train.run.checkpoints import find_checkpoint
+from qwenvl.train.warmup.trainer import WarmupTrainer
 from qwenvl.types import RolloutBatch
 
 LOOK = '<tool_call>{"name": "look", "arguments": {"start": 0.2, "end": 0.9}}</tool_call><|im_end|>'
@@ -239,6 +240,15 @@ def run_ahead(
     trainer.accelerator.end_training()
 
 
+def warm_up(args: WarmupConfig) -> None:
+    """Train on targets and save the model."""
+    trainer = WarmupTrainer(args=args)
+    trainer.train()
+    assert isinstance(trainer.model, FSDPModule) == bool(args.fsdp)
+    trainer.save_model()
+    trainer.accelerator.end_training()
+
+
 def by_prompt_with_own_weights(args, policy, local):
     """An engine that samples by the prompt, with a copy of the weights."""
     return CopyingEngine(EngineByPromptWithLogprobs(local.tokenizer, unwrap(policy)))
@@ -266,7 +276,7 @@ def run(
     Args:
         environment: what torchrun would set.
         log: a file for what it prints.
-        trains: ``rewards``, or the runs of ``every_loss`` and ``every_target``.
+        trains: ``rewards``, ``targets`` (a warm-up), or the runs of ``every_loss`` and ``every_target``.
         engine: ``by_prompt`` or ``stops_apart``, in place of that of the run.
         reward: the name of a reward function of this file.
         media_wait: media of every micro-batch wait in the memory of the CPU.
@@ -283,9 +293,11 @@ def run(
         model_inputs.LARGE = 0
     if trains == "every_target":
         return run_every_target(flags)
-    args = parse_args(flags)
+    args = warmup_args(flags) if trains == "targets" else parse_args(flags)
     if args.fsdp and fsdp_starts:
         start_fsdp_on_a_cpu(args)
+    if trains == "targets":
+        return warm_up(args)
     if trains == "every_loss":
         return run_every_loss(args, digits)
     trainer = GRPOTrainer(args=args, reward_funcs=[{"vowels": vowels, "alike": alike}[reward]])

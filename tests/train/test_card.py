@@ -10,6 +10,7 @@ import yaml
 from huggingface_hub import HfApi, ModelCard, RepoUrl
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
+from qwenvl import GRPOConfig, GRPOTrainer
 from qwenvl.data.prompt_settings import PromptSettings
 from qwenvl.train.card import base_on_the_hub, write_card
 from qwenvl.train.merge import merge
@@ -69,6 +70,38 @@ def test_a_card_describes_the_run_and_its_evaluations(make_trainer, sop_data, tm
     assert data.library_name == "transformers" and data.pipeline_tag == "video-text-to-text"
     assert data.base_model is None, "a folder means nothing to the hub"
     assert {"qwenvl", "grpo"} <= set(data.tags)
+
+
+def test_evaluations_may_have_different_rewards(tiny_checkpoint, tmp_path):
+    """A judge that is gone, or records without it, cost a cell of the card and no checkpoint."""
+
+    def row(kind: str) -> dict:
+        return {"id": kind, "prompt": f"Say {kind}.", "solution": kind, "kind": kind}
+
+    def left(completions, kind, **columns):
+        return [float(len(text)) if each == "left" else None for text, each in zip(completions, kind, strict=True)]
+
+    def right(completions, kind, **columns):
+        return [float(len(text)) if each == "right" else None for text, each in zip(completions, kind, strict=True)]
+
+    settings = {"max_steps": 1, "eval_strategy": "steps", "eval_steps": 1, "save_steps": 1, "use_cpu": True}
+    sampling = {"grpo_sample_size": 2, "generation_max_length": 4}
+    args = GRPOConfig(str(tmp_path / "run"), **settings, **sampling, disable_tqdm=True)
+    trainer = GRPOTrainer(
+        str(tiny_checkpoint()),
+        args,
+        [row("left"), row("right")],
+        eval_dataset={"one": [row("left")], "two": [row("right")]},
+        reward_funcs=[left, right],
+    )
+    trainer.train()
+    trainer.save_model()
+    for folder in ("run", "run/checkpoint-1"):
+        card = (tmp_path / folder / "README.md").read_text()
+        assert "| evaluation | step | prompts | total | left | right |" in card
+        [one] = [line for line in card.splitlines() if line.startswith("| eval_one | 1 | 1 |")]
+        [two] = [line for line in card.splitlines() if line.startswith("| eval_two | 1 | 1 |")]
+        assert one.endswith(" | – |") and two.split(" | ")[4] == "–"
 
 
 @pytest.mark.parametrize("kind", ["whole", "adapter", "merged"])

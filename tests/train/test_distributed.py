@@ -20,6 +20,7 @@ from tests.forked import forks
 # What ``ranks.run`` takes besides flags: completions by the prompt alone, or of different lengths in the processes.
 BY_PROMPT = {"engine": "by_prompt"}
 STOPS_APART = {"engine": "stops_apart"}
+TARGETS = {"trains": "targets"}
 COMMON = {
     "use_cpu": True,
     "max_steps": 2,
@@ -418,6 +419,28 @@ def test_looks_in_one_process_alone_make_the_update_of_one(tiny_checkpoint, thre
     assert_same_numbers(output, alone, ("loss", "grad_norm", "kl", "look/looked_frac", "look/tokens"), rows=1)
     calls = [call for row in read_rollouts(output) for turn in row.turns for call in turn.calls]
     assert sorted(len(call.clips) for call in calls) == [0, 0, 1], "the others have no clip"
+
+
+@pytest.mark.parametrize("engine", ["zero3", "fsdp", pytest.param("ddp", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("tower", ["frozen tower", pytest.param("tower learns", marks=pytest.mark.slow)])
+def test_looks_of_targets_in_one_process_alone_make_the_update_of_one(
+    tiny_checkpoint, mixed_data, tmp_path, engine, tower
+):
+    """A warm-up to look: one process has a clip with its evidence, and the other one a question without a picture."""
+    if engine == "zero3":
+        pytest.importorskip("deepspeed")
+    rows = json.loads(mixed_data.read_text())
+    clip = next(row for row in rows if "video" in row)
+    text = next(row for row in rows if not {"video", "image"} & row.keys())
+    data = tmp_path / "data.json"
+    data.write_text(json.dumps([{**clip, "evidence": [[0.2, 0.9]]}, text]))
+    start = tiny_checkpoint(initializer_range=0.1)
+    flags = {"tools": "look", "look_frames": 2, "max_steps": 1, "tune_mm_vision": tower == "tower learns"}
+    alone, output = tmp_path / "alone", tmp_path / "two"
+    launch(1, start, data, alone, how=TARGETS, **flags, per_device_train_batch_size=2)
+    launch(2, start, data, output, how=TARGETS, **flags, per_device_train_batch_size=1, **ENGINES[engine])
+    assert_same_update(output, alone, start, updates=1)
+    assert_same_numbers(output, alone, ("target/loss", "grad_norm"), rows=1)
 
 
 @pytest.mark.parametrize(

@@ -248,10 +248,9 @@ def test_a_warm_up_teaches_the_form_of_a_look(tiny_checkpoint, sop_data, tmp_pat
     said = [tokenizer.decode(ids[mask]) for ids, mask in zip(inputs["target_ids"], inputs["target_mask"], strict=True)]
     call = '<tool_call>\n{"name": "look", "arguments": {"start": 0.5, "end": 1.5}}\n</tool_call><|im_end|>'
     assert said == [f"{call}<answer>(1) step</answer><|im_end|>", "<answer>(2) step</answer><|im_end|>"]
-    prompts = trainer.encoded(trainer.model, inputs["prompts"])
-    whole = laid_out(
-        prompts, inputs["target_ids"], inputs["pieces"], trainer.encoded(trainer.model, inputs["appended"])
-    )
+    encoded = trainer.encoded(trainer.model, inputs)
+    prompts = encoded.prompts
+    whole = laid_out(prompts, inputs["target_ids"], inputs["pieces"], encoded.appended)
     losses = []
     for n, mask in enumerate(inputs["target_mask"]):
         row = prompts.select([n]).followed_by(whole.select([n]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,18 @@ from qwenvl.train.card import describe_model
 from qwenvl.train.policy_trainer import PolicyTrainer
 from qwenvl.train.warmup.targets import TargetCollator, narrowed, targets_of
 from qwenvl.types import PromptBatch
+
+
+@dataclass(frozen=True)
+class EncodedTargets:
+    """A micro-batch as inputs of the model, with features in the place of pixels where the tower runs once per prompt.
+
+    Attributes:
+        appended: the answers of tools between the turns of targets, one row each. None without any.
+    """
+
+    prompts: PromptInputs
+    appended: PromptInputs | None
 
 
 class WarmupTrainer(PolicyTrainer):
@@ -100,11 +113,12 @@ class WarmupTrainer(PolicyTrainer):
         """The cross-entropy of a micro-batch. The losses of a step's micro-batches average to its loss."""
         counts = self._counts if self.is_in_train else step_counts([inputs])  # a script may call it on its own
         with self.meter.time("time/logp_s"):
-            # The tower runs outside of the model's own forward, where engines gather weights.
+            # The tower runs outside of the model's own forward, where engines gather weights. Not every process has
+            # pictures, in its prompts or in what tools have shown.
             encodes_once = self.kernels.encode_vision is not None
             with whole_weights(self.model, self.model_wrapped) if encodes_once else nullcontext():
-                prompts = self.encoded(model, inputs["prompts"])
-            loss = -self.target_logprobs(model, inputs, prompts).sum()
+                encoded = self.encoded(model, inputs)
+            loss = -self.target_logprobs(model, inputs, encoded).sum()
         nats = loss.item()
         tokens = int(inputs["target_mask"].sum())
         self.journal.trained_on.append((inputs["prompts"], nats, {"target/loss": nats}))
@@ -117,33 +131,32 @@ class WarmupTrainer(PolicyTrainer):
         # The Trainer divides by the micro-batches of a process, and gradients are averaged over processes.
         return loss / max(1, counts.tokens) * counts.micro_batches
 
-    def encoded(self, model: nn.Module, batch: PromptBatch) -> PromptInputs:
-        """The inputs of the model, with features in the place of pixels where the tower runs once per prompt.
+    def encoded(self, model: nn.Module, inputs: dict[str, Any]) -> EncodedTargets:
+        """A micro-batch as inputs of the model. Engines that split the model must have its weights whole here.
 
-        Engines that split the model must have its weights whole here: not every process has pictures. A batch without
-        prompts becomes a single token, for the forward and backward that other processes wait for.
+        A batch without prompts becomes a single token, for the forward and backward that other processes wait for.
         """
-        if not len(batch):
-            return PromptInputs.of_text(torch.zeros(1, 1, dtype=torch.long, device=self.args.device))
-        return self.encode.inputs(model, batch)
+        prompts: PromptBatch = inputs["prompts"]
+        appended: PromptBatch | None = inputs.get("appended")
+        if not len(prompts):
+            token = torch.zeros(1, 1, dtype=torch.long, device=self.args.device)
+            return EncodedTargets(PromptInputs.of_text(token), appended=None)
+        answers = None
+        if appended is not None and len(appended):
+            answers = self.encode.inputs(model, appended)
+        return EncodedTargets(self.encode.inputs(model, prompts), answers)
 
-    def target_logprobs(self, model: nn.Module, inputs: dict[str, Any], prompts: PromptInputs | None = None) -> Tensor:
-        """N x T log-probs of the targets, 0 where a row has no token. A batch without prompts has a single 0.
-
-        Args:
-            prompts: the inputs of the batch, as ``encoded`` makes them. None: they are made here.
-        """
+    def target_logprobs(self, model: nn.Module, inputs: dict[str, Any], encoded: EncodedTargets) -> Tensor:
+        """N x T log-probs of the targets, 0 where a row has no token. A batch without prompts has a single 0."""
         ids = inputs["target_ids"]
         mask = inputs["target_mask"]
-        prompts = self.encoded(model, inputs["prompts"]) if prompts is None else prompts
         if not len(inputs["prompts"]):
-            token = prompts.input_ids  # 1 x 1
-            return 0 * self.likelihood(model, prompts, token, token == 0).logprobs  # with a gradient, of 0
+            token = encoded.prompts.input_ids  # 1 x 1
+            return 0 * self.likelihood(model, encoded.prompts, token, token == 0).logprobs  # with a gradient, of 0
         whole = None
         if "pieces" in inputs:
-            appended = self.encoded(model, inputs["appended"]) if len(inputs["appended"]) else None
-            whole = laid_out(prompts, ids, inputs["pieces"], appended)
-        return self.likelihood(model, prompts, ids, mask, whole=whole).logprobs
+            whole = laid_out(encoded.prompts, ids, inputs["pieces"], encoded.appended)
+        return self.likelihood(model, encoded.prompts, ids, mask, whole=whole).logprobs
 
     def begin_step(self, batches: Sequence[dict[str, Any]]) -> None:
         """Count the targets of the step over all processes."""
@@ -160,7 +173,7 @@ class WarmupTrainer(PolicyTrainer):
         with whole_weights(self.model, self.model_wrapped), evaluating(self.model), torch.no_grad():
             for inputs in dataloader:
                 inputs = self._prepare_inputs(inputs)
-                logprobs = self.target_logprobs(self.model, inputs)
+                logprobs = self.target_logprobs(self.model, inputs, self.encoded(self.model, inputs))
                 mask = inputs["target_mask"]
                 size = max(1, len(inputs["prompts"]))
                 losses = [own.sum().item() for own in (-logprobs).chunk(size)]  # one for each prompt

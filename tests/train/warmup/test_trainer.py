@@ -51,6 +51,10 @@ class Several:
         return [(f"<answer>{record.id} {'again ' * k}</answer>",) for k in range(n)]
 
 
+def logprobs_of(trainer, model, inputs) -> torch.Tensor:
+    return trainer.target_logprobs(model, inputs, trainer.encoded(model, inputs))
+
+
 def stock_losses(model, trainer, inputs) -> list[tuple[torch.Tensor, int, float]]:
     """For each target of a batch: its cross-entropy by the stock model's logits, its tokens, and its loss by labels."""
     prompts, losses = trainer.encode.build_inputs(inputs["prompts"]), []
@@ -147,10 +151,10 @@ def test_an_adapter_learns_alone_and_is_saved_as_a_whole_model(make_warmup, tmp_
     assert whole.state_dict().keys() == AutoModelForImageTextToText.from_config(whole.config).state_dict().keys()
     inputs = next(iter(trainer.get_train_dataloader()))
     with torch.no_grad():
-        taught = trainer.target_logprobs(trainer.model.eval(), inputs)
+        taught = logprobs_of(trainer, trainer.model.eval(), inputs)
         with trainer.model.disable_adapter():
-            untaught = trainer.target_logprobs(trainer.model, inputs)
-        again = make_warmup(whole.eval()).target_logprobs(whole, inputs)
+            untaught = logprobs_of(trainer, trainer.model, inputs)
+        again = logprobs_of(make_warmup(whole.eval()), whole, inputs)
     assert (taught - untaught).abs().max() > 0.1
     torch.testing.assert_close(again, taught, rtol=0, atol=1e-4)
 
