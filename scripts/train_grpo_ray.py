@@ -28,7 +28,7 @@ from qwenvl.files import require  # noqa: E402
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Starts the workers and waits for them. Ends with status 1 where they failed more often than they may."""
+    """Starts the workers and waits for them. Ends with status 1 where they cannot start, or failed too often."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
@@ -57,6 +57,14 @@ def main(argv: list[str] | None = None) -> None:
         runtime_env={"env_vars": {"PYTHONPATH": path, **passed_on}},
         **({} if options.address else {"num_cpus": max(os.cpu_count() or 1, int(options.workers * options.cpus) + 1)}),
     )
+    found = int(ray.cluster_resources().get("GPU", 0))
+    # A cluster of others may grow. On this machine Ray would wait for GPUs without end.
+    if not on_cpu and options.address is None and found < options.workers:
+        ray.shutdown()
+        raise SystemExit(
+            f"train_grpo_ray.py: {options.workers} workers with a GPU each, and this machine has {found}: give fewer "
+            "--workers, the --address of a cluster, or --use_cpu"
+        )
     trainer = TorchTrainer(
         work,
         train_loop_config={"flags": resuming(flags), "folder": os.getcwd()},

@@ -58,12 +58,21 @@ def test_workers_resume_with_a_settings_file_and_without(monkeypatch, tmp_path):
 @pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: pip install 'qwenvl[ray]'")
 def test_ray_starts_the_workers_again_when_one_dies(tiny_checkpoint, tmp_path):
     data, out, settings = tmp_path / "rows.json", tmp_path / "run", tmp_path / "run.yaml"
+    died = tmp_path / "died"
     data.write_text(json.dumps([{"conversations": turns(f"What comes after {n}?", "(1)")} for n in range(4)]))
     settings.write_text("use_cpu: true\n")
-    flags = f"{settings} --max_steps 3 --generation_max_length 4 --grpo_sample_size 3 --save_steps 1 --display none"
+    flags = "--max_steps 3 --generation_max_length 4 --grpo_sample_size 3 --save_steps 1 --display none"
     named = f"--model_name_or_path {tiny_checkpoint()} --dataset_use {data} --output_dir {out}"
-    ray = f"--workers 2 --max_failures 1 --storage {tmp_path / 'ray'} --reward_funcs {REWARDS}:killed_once"
-    done = start(*f"{ray} {flags} {named}".split(), DIED=str(tmp_path / "died"))
+    ray = f"--workers 2 --max_failures 1 --storage {tmp_path / 'ray'}"
+    done = start(*f"{ray} {settings} {flags} {named} --reward_funcs {REWARDS}:killed_once".split(), DIED=str(died))
     assert done.returncode == 0, done.stdout + done.stderr
-    assert (tmp_path / "died").exists() and read_config(out)["finished"] == 3
+    assert died.exists() and read_config(out)["finished"] == 3
     assert [row["step"] for row in read_metrics(out) if "loss" in row] == [1, 2, 3]
+
+
+@pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: pip install 'qwenvl[ray]'")
+def test_a_machine_without_gpus_is_told_at_once(tmp_path):
+    """Ray itself would wait for them without end."""
+    done = start("--workers", "2", "--storage", str(tmp_path), "--model_name_or_path", "tiny", "--dataset_use", "sop")
+    assert done.returncode == 1 and "2 workers with a GPU each, and this machine has 0" in done.stderr
+    assert "--use_cpu" in done.stderr and "Traceback" not in done.stderr

@@ -18,7 +18,7 @@ from qwenvl.rewards.functions.actions import (
 )
 from qwenvl.rewards.functions.answers import affirms, letters
 from qwenvl.rewards.functions.grounding import boxes_in, spans_in
-from qwenvl.rewards.functions.text import first_block, normalized, solution_of, unified
+from qwenvl.rewards.functions.text import ANSWER_LIMIT, first_block, normalized, solution_of, unified
 from qwenvl.rewards.kinds import LABELS, kind_called
 from qwenvl.timeline import timeline_in
 from qwenvl.types import Hint, Record
@@ -46,7 +46,7 @@ _SHOWS_A_NUMBER = re.compile(r"\(\s*(?:[0-9]+|[a-z]|number|index|step)\s*\)|numb
 
 
 def solution_hints(record: Record) -> Iterator[Hint]:
-    """Hints about a solution that is a number with a comma, or does not agree with the prompt's list of steps.
+    """Hints about a solution: a number with a comma, one that is too long, or steps that the prompt does not list.
 
     Example:
         >>> from qwenvl.types import Message
@@ -66,6 +66,12 @@ def solution_hints(record: Record) -> Iterator[Hint]:
             "2.0 as text",
             f"tables write {solution} for {solution.removesuffix('.0')} in a column with gaps; rewards that compare "
             "text take them for different",
+        )
+    if len(solution) > ANSWER_LIMIT:
+        yield Hint(
+            "long solution",
+            f"answers of more than {ANSWER_LIMIT:,} characters count as missing, and the solution has more: no answer "
+            "that is written out as it is scores",
         )
     asked = record.messages[-1].text
     if not names_in(asked):

@@ -140,3 +140,10 @@ def test_a_number_that_may_have_a_decimal_comma_is_named():
     [message] = hints("2,375", "How many metres?")
     assert message.startswith("rewards for numbers read the solution 2,375 as 2375")
     assert hints("2.375", "How many metres?") == hints("1,250,000", "How many?") == []
+
+
+def test_a_solution_that_is_longer_than_answers_are_read_is_named():
+    """A timeline of a hundred spans with names of a hundred letters."""
+    lines = [f"{n}.0-{n + 1}.0 (1) {'take the lid ' * 8}" for n in range(100)]
+    assert any("answers of more than 10,000 characters" in message for message in hints("\n".join(lines), asked="When?"))
+    assert hints("\n".join(lines[:80]), asked="When?") == []
