@@ -9,6 +9,7 @@ import re
 import sys
 import sysconfig
 import traceback
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +19,9 @@ from qwenvl.failure import beginning, full_memory, text_of, visible
 
 NAMING_CODE = ("reward_funcs", "external_plugins", "tools")
 """Settings of a run that may name Python files, or servers."""
-_NOT_OF_USERS = ("<", str(Path(__file__).parent), *(sysconfig.get_path(name) for name in ("stdlib", "purelib")))
+_LIBRARIES = (str(Path(__file__).parent), sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"))
+# The beginnings of file names. "<" is that of code which stands in no file.
+_NOT_OF_USERS = ("<", *(folder + os.sep for folder in _LIBRARIES))
 
 
 class OwnCodeError(ValueError):
@@ -122,11 +125,16 @@ def files_of_python(text: str) -> Iterator[str]:
 
 
 def code_hashes(config: Any) -> dict[str, str]:
-    """The SHA-256 of each file of Python that settings name, by the file's name."""
-    hashes = {}
+    """The SHA-256 of each file of Python that settings name, by the file's name. Files of one name have one together.
+
+    Folders are no part of the names: those of a run may be moved.
+    """
+    files: dict[Path, Path] = {}  # by their full paths: two functions may stand in one file
     for _, text in values_naming_code(vars(config)):
         for file in files_of_python(text):
-            path = Path(file)
-            if path.is_file():
-                hashes[path.name] = hashlib.sha256(path.read_bytes()).hexdigest()
-    return hashes
+            if Path(file).is_file():
+                files[Path(file).resolve()] = Path(file)
+    contents: dict[str, bytes] = defaultdict(bytes)
+    for path in files.values():
+        contents[path.name] += path.read_bytes()
+    return {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}

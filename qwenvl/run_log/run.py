@@ -22,7 +22,8 @@ class EvaluationPoint:
 
     Attributes:
         ci95: half the width of the 95 % interval of ``reward``.
-        n: number of prompts. It and ``ci95`` are None where the run did not log them.
+        n: number of prompts. It and ``ci95`` are None where the run did not log them, and ``ci95`` also where the
+            prompts are those of one clip, which have no interval.
     """
 
     step: int
@@ -78,13 +79,17 @@ class Run:
         )
 
     def evaluations(self) -> dict[str, list[EvaluationPoint]]:
-        """The points of each evaluation by its name. Where a step was evaluated twice, the later row counts."""
+        """The points of each evaluation by its name. Where a step was evaluated twice, the later row counts.
+
+        One whose value is not finite has no point.
+        """
         found = {}
         for name in self.metrics():
             if name.endswith(EVALUATED):
-                by_step = {int(row["step"]): row for row in self.rows if name in row}
+                by_step = {int(row["step"]): row for row in self.rows if math.isfinite(row.get(name, math.nan))}
                 points = [_point(step, row, name) for step, row in sorted(by_step.items())]
-                found[name.removesuffix(EVALUATED)] = points
+                if points:
+                    found[name.removesuffix(EVALUATED)] = points
         return found
 
 
@@ -103,10 +108,11 @@ def each_once(collections: Iterable[Iterable[str]]) -> list[str]:
 
 def _point(step: int, row: Mapping[str, float], metric: str) -> EvaluationPoint:
     n = row.get(f"{metric}_n")
+    ci95 = row.get(f"{metric}_ci95", math.nan)
     return EvaluationPoint(
         step=step,
         reward=row[metric],
-        ci95=row.get(f"{metric}_ci95"),
+        ci95=ci95 if math.isfinite(ci95) else None,
         n=None if n is None else int(n),  # metrics are logged as floats
     )
 

@@ -1,6 +1,7 @@
 """The folder of a report: its data, its summary, and that it is a function of the run alone."""
 
 import json
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -251,3 +252,17 @@ def test_three_runs_share_a_table(make_run, tmp_path):
     assert "3 runs run steps held-out reward reward in training KL equal rewards s a step warnings" in text
     assert "first 2 0.6 ± 0.1 0.75 0.01 50 % 3 none" in text
     assert "second 1, not finished – – – 50 % 0 none" in text
+
+
+def test_an_evaluation_of_one_clip_has_no_interval(make_run):
+    metrics = [
+        (0, {"eval_total_reward": math.nan}),
+        (1, {"eval_total_reward": 0.5, "eval_total_reward_ci95": math.nan, "eval_total_reward_n": 1}),
+        (2, {"reward": 0.5, "loss": 0.1}),
+    ]
+    folder = make_run(metrics=metrics)
+    assert main([str(folder)]) == 0
+    facts = json.loads((folder / "report" / "summary.json").read_text(), parse_constant=pytest.fail)
+    [run] = facts["runs"]
+    assert run["evaluations"]["eval"]["best"] == {"step": 1, "reward": 0.5, "ci95": None, "n": 1}
+    assert "± nan" not in (folder / "report" / "index.html").read_text()

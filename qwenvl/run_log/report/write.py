@@ -128,7 +128,7 @@ def write_report(
     data.write("curves.js", f"report.curves({as_json(curves)})")
     differences = list(held_out_differences([run.name for run in runs], groups))
     facts = summary(runs, groups, differences)
-    write_if_other(folder / "summary.json", json.dumps(facts, indent=1, default=repr) + "\n")
+    write_if_other(folder / "summary.json", json.dumps(facts, indent=1, default=repr, allow_nan=False) + "\n")
     named = " and ".join(run.name for run in runs) if len(runs) < 3 else f"{len(runs)} runs"
     page = write_index(
         folder,
