@@ -233,20 +233,28 @@ def parse_row(text: str, *, unnamed: bool = False) -> tuple[str, dict[str, Any]]
         >>> parse_row("cosine(max_len=512)"), parse_row("gspo(ratio=token)"), parse_row("format")
         (('cosine', {'max_len': 512}), ('gspo', {'ratio': 'token'}), ('format', {}))
     """
-    if not (call := _CALL.fullmatch(text)):
+    call = _CALL.fullmatch(text)
+    if call is None:
         return text, {}
+    given: dict[str, Any] = {}
     try:
-        tree: Any = ast.parse(f"f({call['arguments']})", mode="eval").body
-        pairs = [
-            (each.arg, each.value.id if isinstance(each.value, ast.Name) else ast.literal_eval(each.value))
-            for each in [*(ast.keyword("", value) for value in tree.args[: int(unnamed)]), *tree.keywords]
-        ]
-    except (SyntaxError, ValueError, AttributeError, MemoryError, RecursionError):
-        pairs = [(None, None)]
-    names = [name for name, _ in pairs]
-    if None in names or len(set(names)) < len(names) or len(pairs) != len(tree.args) + len(tree.keywords):
-        raise ValueError(EXPECTED_CALL)
-    return call["name"], dict(pairs)
+        tree = ast.parse(f"f({call['arguments']})", mode="eval").body
+        if not isinstance(tree, ast.Call) or len(tree.args) > int(unnamed):
+            raise ValueError
+        for value in tree.args:
+            given[""] = _literal(value)
+        for keyword in tree.keywords:
+            if keyword.arg is None or keyword.arg in given:  # **more, or a name that stands twice
+                raise ValueError
+            given[keyword.arg] = _literal(keyword.value)
+    except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):
+        raise ValueError(EXPECTED_CALL) from None
+    return call["name"], given
+
+
+def _literal(node: ast.expr) -> Any:
+    """The value of an expression that is a literal, or the name itself of a bare word. ValueError: it is neither."""
+    return node.id if isinstance(node, ast.Name) else ast.literal_eval(node)
 
 
 def row_text(value: str | Mapping[str, Any]) -> str:

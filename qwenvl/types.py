@@ -305,7 +305,7 @@ class PromptBatch:
             pixel_values_videos=videos[0],
             video_grid_thw=videos[1],
             seconds_per_grid=seconds[media] if seconds is not None and media else None,
-            teacher=self.teacher and self.teacher.select(rows),
+            teacher=None if self.teacher is None else self.teacher.select(rows),
         )
 
     def pin_memory(self) -> PromptBatch:

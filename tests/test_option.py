@@ -7,7 +7,23 @@ from typing import Literal
 
 import pytest
 
-from qwenvl.option import Options, option, problems_of
+from qwenvl.option import Options, option, parse_row, problems_of
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["f(1)", "f(**{})", "f(a=1, a=2)", "f(a={[1]: 2})", "f(a=g())", "f(a=1) + g(b=2)", "f(a=)", "f(*x)", "f((a=1))"],
+)
+def test_anything_but_a_call_with_named_literals_is_refused(text):
+    with pytest.raises(ValueError, match="expected name"):
+        parse_row(text)
+
+
+def test_an_unnamed_argument_is_taken_where_it_is_asked_for():
+    assert parse_row("frames(6)", unnamed=True) == ("frames", {"": 6})
+    assert parse_row("frames(wide, n=-1.5)", unnamed=True) == ("frames", {"": "wide", "n": -1.5})
+    with pytest.raises(ValueError, match="expected name"):
+        parse_row("frames(1, 2)", unnamed=True)
 
 
 @dataclass

@@ -203,6 +203,8 @@ def file_tokens(
             settings = read_yaml(text, StringLoader)
     except OSError as error:
         raise ValueError(f"{file}: {error.strerror}" if error.strerror else str(error)) from None
+    except RecursionError:
+        raise ValueError(f"{file}: nested too deeply for settings") from None
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from None
     if not isinstance(settings, dict):
@@ -338,12 +340,15 @@ def _of_machine(config: Any) -> Iterator[str]:
     from qwenvl.model.hub import require_model
     from qwenvl.rewards.resolve import RewardError, check_names
 
-    for name in ("model_name_or_path", "ref_model_name_or_path", "start_from_weights", "teacher"):
-        attribute = "teacher_path" if name == "teacher" else name
+    # Of a teacher only the checkpoint: it may also be a name, such as "self". Plans and warm-ups have no teacher.
+    models = {name: getattr(config, name, None) for name in ("model_name_or_path", "ref_model_name_or_path")}
+    models["start_from_weights"] = getattr(config, "start_from_weights", None)
+    models["teacher"] = getattr(config, "teacher_path", None)
+    for flag, model in models.items():
         try:
-            require_model(getattr(config, attribute, None) or "")
+            require_model(model or "")
         except OSError as error:
-            yield f"--{name} {error}"
+            yield f"--{flag} {error}"
     for name in ("dataset_use", "eval_dataset_use"):
         names = getattr(config, name)
         if names:

@@ -166,7 +166,10 @@ def settle(config: Any, rates: tuple[float, float], best_metric: str) -> None:
         config.gradient_checkpointing_kwargs = None  # the same by an older name
     if config.activation_offload:
         given = config.activation_checkpointing_kwargs or config.gradient_checkpointing_kwargs or {}
-        known = json.loads(given) if isinstance(given, str) else given
+        try:
+            known = json.loads(given) if isinstance(given, str) else given
+        except ValueError as error:
+            raise ValueError(f"--activation_checkpointing_kwargs: expected JSON, got {given!r}: {error}") from None
         config.activation_checkpointing_kwargs = {**known, "offload": True}
         config.gradient_checkpointing_kwargs = None  # the same by an older name
     config.evaluates_by_tokens = config.per_device_eval_batch_size is None

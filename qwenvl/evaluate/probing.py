@@ -142,7 +142,7 @@ def _sample(
             sampled.prompts.extend(answers)
             if log is not None:
                 log.log_rollouts(rows_of(answers))
-        teacher_prompts = [batch.teacher for batch in batches if batch.teacher]
+        teacher_prompts = [batch.teacher for batch in batches if batch.teacher is not None and len(batch.teacher)]
         if teacher is not None and teacher_prompts:
             for group in teacher.groups(teacher_prompts):
                 sampled.taught.extend(_answers_of(group, split, question))

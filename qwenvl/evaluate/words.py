@@ -30,6 +30,11 @@ def is_text(word: str) -> bool:
     """Whether a word is a text or a file of text, and not one more clip."""
     try:
         path = Path(word)
-        return not path.is_dir() and (not path.is_file() or b"\0" not in path.read_bytes()[:4096])
+        if path.is_dir():
+            return False
+        if not path.is_file():
+            return True
+        with path.open("rb") as file:
+            return b"\0" not in file.read(4096)
     except OSError:  # too long for a name
         return True

@@ -39,8 +39,8 @@ _PLAIN = frozenset((str, bytes, int, float, complex, bool, type(None)))
 LARGEST = 1e30  # a weighted sum of several such values is finite in float32
 
 NO_SOLUTION = "expected a `solution`, `reward_model.ground_truth`, or a last assistant turn that holds it"
-TAKEN = ("total", "std", "max", "temporal_contrast")
-"""What the run logs as ``reward/NAME`` beside the reward functions, none of which can have one of these names."""
+TAKEN = ("total", "std", "max", "temporal_contrast", "passes")
+"""What runs and evaluations have beside the values of reward functions, none of which can have one of these names."""
 
 # Names of arguments that do not come from a record's own fields; a field of that name would hide them.
 RESERVED = (

@@ -62,11 +62,17 @@ def signed_number(value: float) -> str:
     return text[1:] if float(text) == 0 else text
 
 
+def _number(value: float) -> str:
+    """A value with three decimals. One that rounds to nothing has no sign."""
+    text = f"{value:.3f}"
+    return text.removeprefix("-") if float(text) == 0 else text
+
+
 def interval_text(interval: Mapping[str, Any], signed: bool = False) -> str:
     """A mean with its interval, three decimals each: ``0.963 [0.940, 0.983]``. "-" for the mean of nothing."""
     if interval["mean"] is None:
         return "-"
-    written = signed_number if signed else "{:.3f}".format
+    written = signed_number if signed else _number
     mean = written(interval["mean"])
     low = interval["low"]
     high = interval["high"]
@@ -117,7 +123,8 @@ def format_never_reached(history: History, ended: bool = False) -> str | None:
         names |= dict.fromkeys(entry.values)
     for name in names:
         # A second slash is that of a number beside the reward, such as reward/format/skipped.
-        if not name.startswith("reward/") or "format" not in name or name.count("/") > 1:
+        # A penalty is 0 where all is well.
+        if not name.startswith("reward/") or "format" not in name or "penalty" in name or name.count("/") > 1:
             continue
         entries = having(history, name)
         groups = sum(entry.groups for entry in entries)

@@ -50,6 +50,7 @@ _ENTRIES: EntryTypes = {  # of ``run.json``, beside the settings
 _SAVED = "finished"  # in ``run.json``, with the last step: the model is saved
 _TRAINED = "trained"  # likewise: training has ended
 _NON_FINITE: dict[Any, Any] = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+_CHUNK = 2**16  # bytes that are read at a time
 _OF_A_RANK = re.compile(r"rank-(0|[1-9][0-9]*)\.jsonl")
 
 
@@ -116,7 +117,7 @@ class Completion:
             values["turns"] = tuple(Turn.of(turn) for turn in row.get("turns", ()))
             values["evidence"] = tuple((start, end) for start, end in row.get("evidence", ()))
             return cls(**values)
-        except (KeyError, TypeError, IndexError) as error:
+        except (KeyError, TypeError, IndexError, AttributeError, ValueError) as error:
             raise RunLogError(f"{where}: no completion: {type(error).__name__} {error}") from None
 
 
@@ -242,8 +243,8 @@ class RunLog:
         offset = 0  # bytes before the line
         for _, line, row in _steps(path):
             split = row.get("split", "train")
-            has_metrics = any(name.startswith(f"{split}_") for name in metrics_by_step.get(row["step"], ()))
-            finished = split == "train" or has_metrics
+            at_the_end = {f"{split}{ending}" for ending in (EVALUATED, EVALUATED_LOSS, "_runtime")}
+            finished = split == "train" or not at_the_end.isdisjoint(metrics_by_step.get(row["step"], ()))
             if offset >= foreign_bytes and row["step"] <= step and finished:
                 kept.append(line)
             offset += len(line.encode())
@@ -544,9 +545,19 @@ def append_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 def drop_cut_line(path: Path) -> None:
     """Truncate a file after its last line end, so that an appended line begins on its own."""
-    content = path.read_bytes() if path.exists() else b""
-    if content and not content.endswith(b"\n"):
-        os.truncate(path, content.rfind(b"\n") + 1)
+    if not path.exists():
+        return
+    with path.open("rb+") as file:
+        end = file.seek(0, os.SEEK_END)
+        while end > 0:  # backwards: a file of rollouts may have gigabytes
+            start = max(0, end - _CHUNK)
+            file.seek(start)
+            last = file.read(end - start).rfind(b"\n")
+            if last >= 0:
+                end = start + last + 1
+                break
+            end = start
+        file.truncate(end)
 
 
 def plain(value: Any) -> Any:

@@ -64,7 +64,6 @@ def _of_trends(run: Run) -> Iterator[Finding]:
                 f"{name} is {last.reward:.3g} at step {last.step} and was {best.reward:.3g} at step {best.step}"
             )
             yield Finding("evaluation_worse", message, f"take the checkpoint of step {best.step}, or stop earlier")
-            break
     for metric, finding in COUNTED.items():
         count = sum(value for _, value in run.values(metric))
         if count:

@@ -127,6 +127,7 @@ def test_flags_override_the_file_even_with_the_default_value(parse, write):
         ("seed: 1\nseed: 2", "run.yaml", "seed is given twice"),
         ('{"seed": 1, "seed": 2}', "run.json", "seed is given twice"),
         ('{"seed": 1', "run.json", "line 1 column 11"),
+        ('{"seed": ' + "[" * 100_000, "run.json", "nested too deeply for settings"),
         ("", "run.yaml", "expected settings as `name: value`, got nothing: it is empty"),
     ],
 )

@@ -169,6 +169,7 @@ def test_bad_weights_double_names_and_missing_columns_are_refused():
         (lambda: rubric(length, weights=[1.0, 2.0]), "2 reward weights for 1 functions"),
         (lambda: rubric(length, length), "there is another metric reward/length"),
         (lambda: rubric(RewardFunction("total", length)), "there is another metric reward/total"),
+        (lambda: rubric(RewardFunction("passes", length)), "there is another metric reward/passes"),
         (lambda: rubric(length, weights=[math.nan]), "finite"),
         (lambda: rubric(is_solution).score(["a", "b"], {"solution": ["a"]}), "'solution' has 1 values for 2"),
         (lambda: rubric(is_solution).score(["a"], {"id": ["r1"]}), there),

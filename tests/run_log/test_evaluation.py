@@ -192,6 +192,9 @@ def test_folders_of_other_files_and_damaged_evaluations_are_refused(evaluation, 
     (evaluation / "samples.jsonl").write_text("{}\n{}\n")
     with pytest.raises(RunLogError, match=r"samples.jsonl:1: no completion"):
         write_evaluation(evaluation, tmp_path / "out", RewardsReading())
+    (evaluation / "evaluation.json").write_text('{"format": 1, "protocol": {}}')
+    with pytest.raises(ReportError, match=r"evaluation\.json has no 'controls'; no evaluation of this"):
+        write_evaluation(evaluation, tmp_path / "out", RewardsReading())
     assert main([str(evaluation), str(tmp_path)]) == 2
     assert "an evaluation has a page of its own" in capsys.readouterr().err
 

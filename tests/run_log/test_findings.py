@@ -60,6 +60,14 @@ def test_healthy_curves_give_no_warning(columns):
     assert warnings(run_of(**columns), []) == []
 
 
+def test_each_evaluation_that_was_better_before_is_named():
+    names = ("eval_one", "eval_two")
+    columns = {f"{name}_total_reward": RISING[::-1] for name in names}
+    columns |= {f"{name}_total_reward_ci95": [0.1] * 60 for name in names}
+    found = [each.message.partition(" is ")[0] for each in warnings(run_of(**columns), []) if "worse" in each.code]
+    assert found == list(names)
+
+
 def test_the_report_warns_in_the_words_of_the_run():
     columns = {"equal": [1.0] * 60, "reward": [0.25] * 60}
     [found] = warnings(run_of(**columns), [])

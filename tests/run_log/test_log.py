@@ -1,16 +1,19 @@
 import hashlib
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from qwenvl.run_log import log as log_file
 from qwenvl.run_log.log import (
     AS_IT_IS,
     EvaluationLog,
     RunLog,
     RunLogError,
     SampleKey,
+    drop_cut_line,
     hash_of,
     read_config,
     read_evaluation,
@@ -131,6 +134,7 @@ def test_the_configuration_is_that_of_the_newest_start(tmp_path):
         (read_config, "run.json", "{", r"run.json: not JSON"),
         (read_rollouts, "rollouts/rank-0.jsonl", '{"step": 1}\n', r"rank-0.jsonl:1: no completion: KeyError"),
         (read_samples, "samples.jsonl", "{\n", r"samples\.jsonl:1: not JSON"),
+        (read_samples, "samples.jsonl", "[1]\n", r"samples\.jsonl:1: no completion"),
         (read_samples, "samples.jsonl", '{"model": "m"}\n', r"samples\.jsonl:1: no completion: KeyError"),
         (read_evaluation, "other.json", "", "no such file; is .* the output_dir of an evalua"),
         (read_evaluation, "evaluation.json", "{", "not JSON"),
@@ -200,3 +204,25 @@ def test_lines_of_several_processes_are_one_file_at_the_end(tmp_path):
     logs[0].join(found[key] for key in sorted(found, key=lambda key: -key.doc_id))
     assert [path.name for path in tmp_path.glob("samples*")] == ["samples.jsonl"]
     assert [each.doc_id for each in read_samples(tmp_path).values()] == [2, 1, 0]
+
+
+def test_a_cut_line_at_the_end_is_dropped_in_a_file_of_any_size(tmp_path, monkeypatch):
+    monkeypatch.setattr(log_file, "_CHUNK", 8)
+    path = tmp_path / "rows.jsonl"
+    drop_cut_line(path)  # which is not there
+    assert not path.exists()
+    for whole, cut in (("", ""), ("", "no line end at all"), ("one\n", ""), ("one\ntwo\n", "x" * 30), ("\n", "x" * 8)):
+        path.write_text(whole + cut)
+        drop_cut_line(path)
+        assert path.read_text() == whole
+
+
+def test_an_evaluation_is_known_from_one_whose_name_begins_like_it(tmp_path):
+    """The rows of an evaluation that was cut go at a resume, though another one of the step has ended."""
+    log = RunLog(tmp_path)
+    log.write_config({})
+    log.log_metrics(1, {"eval_sop_hard_total_reward": 0.5})
+    of_eval = [replace(rollout(step=1), split=split) for split in ("eval_sop_hard", "eval_sop")]
+    log.log_rollouts(of_eval)
+    RunLog(tmp_path).begin(1)
+    assert [row.split for row in read_rollouts(tmp_path, split=None)] == ["eval_sop_hard"]

@@ -89,6 +89,13 @@ def test_without_a_reward_for_the_form_nothing_is_hollow():
     assert suspicions(rows) == []
 
 
+def test_a_word_within_another_one_says_nothing_of_the_form():
+    for name, is_hollow in (("stage_accuracy", True), ("percentage_right", True), ("tag_count", False)):
+        rewards = {"format": 1.0, name: 0.0}
+        rows = [rollout(sample=n, completion=str(n), rewards=rewards, total=0.0) for n in range(4)]
+        assert bool(suspicions(rows)) == is_hollow, name
+
+
 @pytest.mark.parametrize("name", TABLE)
 def test_a_reward_of_the_table_is_about_the_form_or_about_the_content(name):
     rewards = {"format": 1.0, "count": 0.0} | {name: 0.4}  # it has the form, and is wrong but for this one

@@ -78,6 +78,9 @@ def write_evaluation(source: Path, folder: Path, read: Reading) -> Written:
         RunLogError: a file of the evaluation is not what it should be.
     """
     facts = read_evaluation(source)
+    missing = sorted({"models", "controls", "protocol", "numbers", "drops", "differences"} - facts.keys())
+    if missing:
+        raise ReportError(f"{source}: evaluation.json has no {missing[0]!r}; no evaluation of this library wrote it")
     records = asked_of(facts, read_samples(source).values())
     if not records:
         raise ReportError(f"{source}: the evaluation has written no completion yet")
@@ -315,13 +318,16 @@ def _view_as_shown(control: str, samples: Answers, names: Sequence[str], read: R
 # ---- labels: the doubtful ones first, to correct and to save
 
 
-def doubt(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    """A key that sorts labels: no answer first, then little agreement, then a low log-prob, and what failed last."""
-    failed = row["error"] is not None
-    if failed:
-        return (failed,)
+def doubt(row: Mapping[str, Any]) -> tuple[bool, bool, float, float]:
+    """A key that sorts labels: no answer first, then little agreement, then a low log-prob, and what failed last.
+
+    Returns:
+        Whether it failed, whether it has an answer, agreement, log-prob.
+    """
+    if row["error"] is not None:
+        return True, False, 0.0, 0.0
     agreement = 1.0 if row["agreement"] is None else row["agreement"]  # None: a single vote
-    return failed, bool(row["answer"]), agreement, row["logprob"] or 0.0
+    return False, bool(row["answer"]), agreement, row["logprob"] or 0.0
 
 
 def has_answer(row: Mapping[str, Any]) -> bool:

@@ -35,7 +35,9 @@ _VERSION_LENGTH = 8  # the same, of an object of a page
 HIGH_FORMAT = 0.9  # a format reward from which a completion has the form
 HALF_RIGHT = 0.5  # an accuracy from which a repeated text is not suspected
 # A reward with such a word in its name judges the form: those of the table of rewards, and what people call their own.
-FORM = ("format", "tag", "length", "overlong", "repetition", "brevity", "cosine", "evidence", "looked")
+FORM = frozenset(
+    ("format", "tag", "tags", "length", "overlong", "repetition", "brevity", "cosine", "evidence", "looked")
+)
 _PLACE = re.compile(r"(\[\d+\]|:\d+)$")
 
 
@@ -130,7 +132,8 @@ def _content(rewards: Mapping[str, float | None]) -> list[float]:
 
 
 def _judges_form(name: str) -> bool:
-    return any(word in name.casefold() for word in FORM)
+    # Whole words: "stage_accuracy" has no tag.
+    return not FORM.isdisjoint(re.split(r"[\W_]+", name.casefold()))
 
 
 def _form_without_content(rewards: Mapping[str, float | None]) -> bool:
@@ -286,7 +289,8 @@ def write_pages(shown: Iterable[dict[str, Any]], number: int, data: PageData) ->
         _write_page(data, number, pages, texts, places["version"][-len(texts) :])
         pages += 1
     for old in (data.folder / f"run-{number}").glob("page-*.js"):
-        if int(old.stem.removeprefix("page-")) >= pages:
+        number_of_page = old.stem.removeprefix("page-")
+        if number_of_page.isdecimal() and int(number_of_page) >= pages:
             old.unlink()
     return places
 
