@@ -15,7 +15,18 @@ from typing import Any, get_type_hints
 from qwenvl.config.trainer_settings import TrainerSettings
 from qwenvl.files import is_utf8
 from qwenvl.grpo.options import ObjectiveOptions
-from qwenvl.option import Bounds, misfit, name_of_row, no_effect, not_with, problems_of, row_of, set_among, was_set
+from qwenvl.option import (
+    Bounds,
+    misfit,
+    name_of_row,
+    nearest,
+    no_effect,
+    not_with,
+    problems_of,
+    row_of,
+    set_among,
+    was_set,
+)
 
 BOUNDS = {
     "adam_beta1": Bounds(least=0, below=1),
@@ -51,6 +62,8 @@ NOT_OF_OURS = {
     ),
     "length_column_name": "lengths are estimated from the text and the headers of the media",
     **dict.fromkeys(("do_train", "do_predict"), "the command trains, and evaluates where it has data for it"),
+    "do_eval": "--eval_strategy says when to evaluate",
+    "average_tokens_across_devices": "the loss is a mean over the tokens of all processes in any case",
     "enable_jit_checkpoint": "--save_on_signal saves a checkpoint, at the end of a step",
     "remove_unused_columns": "reward functions see every field of a record",
     "ddp_find_unused_parameters": "each trained parameter has a gradient, which is 0 for prompts without media",
@@ -59,6 +72,13 @@ NOT_OF_OURS = {
 }
 """Settings of the Trainer that must keep their default here, each with the reason."""
 
+OPTIM_ARGS = {
+    "sgd": ("momentum", "dampening", "weight_decay", "nesterov"),
+    "adagrad": ("lr_decay", "weight_decay", "eps"),
+    "rmsprop": ("momentum", "alpha", "eps", "weight_decay", "centered"),
+}
+"""What the Trainer reads of ``--optim_args`` for the optimizers of PyTorch that have some. It passes over others."""
+
 WITHOUT_BETAS = ("adafactor", "sgd", "adagrad", "rmsprop")
 """Optimizers that have no beta1, beta2 and epsilon of Adam."""
 # Variables that tell DeepSpeed about its processes. Without one of them it asks MPI.
@@ -66,6 +86,8 @@ _LAUNCHED = {"RANK", "AZUREML_EXPERIMENT_ID", "SM_TRAINING_ENV"}
 
 OPTIMIZER_PACKAGES = {
     "bitsandbytes": ("adamw_bnb", "adamw_8bit", "paged_", "ademamix", "lion_", "rmsprop_bnb"),
+    "optimi": ("stable_adamw",),
+    "torchdistx": ("adamw_anyprecision",),
     "torchao": ("adamw_torch_4bit", "adamw_torch_8bit"),
     "galore_torch": ("galore_",),
     "apollo_torch": ("apollo_",),
@@ -208,6 +230,12 @@ def _of_optimizer(config: Any) -> Iterator[str]:
             yield not_with(f"--{name}", f"--optim {optimizer}")
     if config.optim_args and optimizer in ("adamw_torch", "adamw_torch_fused", "adafactor"):
         yield not_with("--optim_args", f"--optim {optimizer}")
+    elif config.optim_args and optimizer in OPTIM_ARGS:
+        known = OPTIM_ARGS[optimizer]
+        for part in config.optim_args.replace(" ", "").split(","):
+            name = part.partition("=")[0]
+            if name not in known:
+                yield f"--optim_args: {optimizer} has no {name!r}: {nearest(name, known)}"
     if config.optim_target_modules and optimizer in ("adamw_torch", "adamw_torch_fused", *WITHOUT_BETAS):
         yield not_with("--optim_target_modules", f"--optim {optimizer}")
     if config.warmup_steps and schedule in ("constant", "reduce_lr_on_plateau", "greedy"):
@@ -259,7 +287,7 @@ def problems_of_machine(config: Any) -> Iterator[str]:
     optimizer = _text(config.optim)
     for package, names in OPTIMIZER_PACKAGES.items():
         if optimizer.startswith(names) and find_spec(package) is None:
-            pip = package.replace("_", "-")
+            pip = "torch-optimi" if package == "optimi" else package.replace("_", "-")
             yield f"--optim {optimizer} needs {package}: pip install {pip}, or take --optim adamw_torch"
     if config.deepspeed and not _LAUNCHED & set(os.environ) and find_spec("mpi4py") is None:
         yield (

@@ -111,7 +111,6 @@ class TrainerSettings:
     adam_beta2: float = setting(0.999, "Beta 2 of Adam, 0 to below 1.")
     adam_epsilon: float = setting(1e-8, "Epsilon of Adam, at least 0.")
     max_grad_norm: float = setting(1.0, "Gradients are scaled down to this norm, at least 0. 0: never.")
-    average_tokens_across_devices: bool = setting(True, "Without effect: this loss counts over all processes.")
     neftune_noise_alpha: float | None = setting(None, "Noise on the embeddings while training (NEFTune), above 0.")
 
     # ---- numbers and memory
@@ -161,7 +160,6 @@ class TrainerSettings:
     eval_steps: float | None = setting(None, "Optimizer steps between evaluations, above 0. Unset: --logging_steps.")
     eval_delay: float = setting(0, "Steps or epochs before the first evaluation, at least 0.")
     eval_on_start: bool = setting(False, "Evaluate before the first step.")
-    do_eval: bool = setting(False, "Evaluate; the strategy says when.")
 
     # ---- checkpoints
     save_strategy: Literal["no", "steps", "epoch", "best"] = setting("steps", "When to save checkpoints.")
@@ -210,6 +208,7 @@ class TrainerSettings:
 
     # ---- not offered
     label_smoothing_factor: float = setting(0.0)
+    average_tokens_across_devices: bool = setting(True)
     bf16_full_eval: bool = setting(False)
     fp16_full_eval: bool = setting(False)
     prediction_loss_only: bool = setting(False)
@@ -222,4 +221,5 @@ class TrainerSettings:
     label_names: list[str] | None = setting(None)
     length_column_name: str = setting("length")
     do_train: bool = setting(False)
+    do_eval: bool = setting(False)
     do_predict: bool = setting(False)

@@ -200,6 +200,8 @@ def test_nothing_to_train_is_refused_but_not_with_lora(make):
         {"logging_steps": 5, "logging_strategy": "epoch"},
         # of the Trainer
         {"label_smoothing_factor": 0.1},
+        {"do_eval": True},
+        {"average_tokens_across_devices": False},
         {"dataloader_drop_last": True, "num_iterations": 2},
         {"dataloader_persistent_workers": True},
         {"train_sampling_strategy": "group_by_length"},  # on one process, steps of one prompt
@@ -254,6 +256,8 @@ def test_the_same_settings_with_effect_are_taken(make, settings):
         ({"max_steps": 0}, "--max_steps must be at least 1, got 0; -1, the default"),
         ({"save_total_limit": -1}, "must be at least 1, got -1: without the setting all checkpoints are kept"),
         ({"optim_args": "momentum", "optim": "sgd"}, "must be name=value,name=value, got 'momentum'"),
+        ({"optim_args": "momentun=0.9", "optim": "sgd"}, "--optim_args: sgd has no 'momentun': did you mean momentum?"),
+        ({"optim": "stable_adamw"}, "--optim stable_adamw needs optimi: pip install torch-optimi"),
         ({"fsdp": True, "fsdp_config": "none.json"}, "--fsdp_config none.json: no such file; expected a JSON file"),
         ({"video_fps": 1.0, "base_interval": 1.0}, "say the same thing twice"),
         ({"format_reward_weight": 0.0, "accuracy_reward_weight": 0.0}, "both 0"),
