@@ -35,6 +35,8 @@ COLORS = 128  # of a picture: files that everybody clones stay small
 
 def main(words: list[str]) -> None:
     """Write the pictures of a demo, or that of a run with looks or of a demo with timelines."""
+    if not words:
+        sys.exit(__doc__)
     program = find_chromium()
     if program is None:
         sys.exit("no Chromium on this machine; apt install chromium, or name one in $CHROMIUM")

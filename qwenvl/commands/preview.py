@@ -68,6 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     own.add_options(PreviewOptions)
     args = own.parse_args(argv)
     with told_to_the_user("qwenvl preview"):
+        PreviewOptions.of(args)  # which checks the bounds
         check_flags(args)
         _check_out(args.out)
         if args.model is not None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from qwenvl.config.flags import FlagParser
@@ -429,14 +430,15 @@ def render(report: CheckReport, name: str) -> str:
         lines.append(f"  frame settings read: {', '.join(settings)}")
     if report.solutions:
         [(text, count)] = report.solutions.most_common(1)
-        lines.append(f"  {len(report.solutions):,} solutions, {count:,} times {beginning(visible(text))}")
+        lines.append(f"  {counted(len(report.solutions), 'solution')}, {count:,} times {beginning(visible(text))}")
     if len(report.drawn) > 1:
         drawn = ", ".join(f"{count:,} of {data_set}" for data_set, count in report.drawn.items())
         lines.append(f"  drawn in an epoch: {drawn}")
     if report.timelines:
         lines.append(f"  {fineness(report.timelines)}")
     if numbers["rescaled_clips"]:
-        lines.append(f"  {numbers['rescaled_clips']:,} clips differ a little from their frame_cnts, which are rescaled")
+        differing = counted(numbers["rescaled_clips"], "clip")
+        lines.append(f"  of {differing} the frame_cnts differ a little from the frames, and are rescaled")
     lines += _problem_lines("bad", report.problems)
     lines += _problem_lines("worth a look", report.warnings)
     if numbers["advice"]:
@@ -458,16 +460,12 @@ def _problem_lines(title: str, problems: Sequence[Problem]) -> list[str]:
 
 
 def quantiles(values: Sequence[float]) -> dict[str, float]:
-    """The minimum, median, 95th percentile and maximum. Empty without values."""
+    """The minimum, median, 95th percentile (the nearest value) and maximum. Empty without values."""
     if not values:
         return {}
     ordered = sorted(values)
-
-    def at(share: float) -> float:
-        place = int(share * len(ordered))
-        return ordered[min(place, len(ordered) - 1)]
-
-    return {"min": ordered[0], "median": at(0.5), "p95": at(0.95), "max": ordered[-1]}
+    place = min(int(0.95 * len(ordered)), len(ordered) - 1)
+    return {"min": ordered[0], "median": median(ordered), "p95": ordered[place], "max": ordered[-1]}
 
 
 def _short(value: float) -> str:

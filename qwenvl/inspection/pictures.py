@@ -65,9 +65,12 @@ def _kept(path: Path, strip: Strip, version: bytes) -> Picture | None:
     """The file of a strip that shows the clip or image as it is now, or as it last was where it is gone."""
     if not path.exists():
         return None
-    with Image.open(path, formats=["JPEG"]) as made:
-        is_current = not version or made.info.get("comment") == version
-        return _layout(made, strip) if is_current else None
+    try:
+        with Image.open(path, formats=["JPEG"]) as made:
+            is_current = not version or made.info.get("comment") == version
+            return _layout(made, strip) if is_current else None
+    except OSError:  # a disk was full when it was written
+        return None
 
 
 def _make(path: Path, strip: Strip, version: bytes) -> Picture:

@@ -43,29 +43,31 @@ def make_playable(clips: Iterable[str], folder: Path, most: int) -> dict[str, Pa
     found: dict[str, Path] = {}
     child: Child | None = None
     left = most
-    for path, name in copies.items():
-        target = folder / f"{name}.mp4"
-        if target.exists():
-            found[path] = target
-            continue
-        try:
-            child = child or Child(f"{__name__}:copier", memory_bytes=MEMORY_BYTES)
-            if child.ask((path, ""), SECONDS):
-                found[path] = Path(path)
+    try:
+        for path, name in copies.items():
+            target = folder / f"{name}.mp4"
+            if target.exists():
+                found[path] = target
                 continue
-            if not left:
-                continue  # later clips may play by themselves
-            left -= 1
-            folder.mkdir(parents=True, exist_ok=True)
-            with written_whole(target) as part:
-                child.ask((path, str(part)), SECONDS)
-            found[path] = target
-        except (ChildTimeout, ChildDied):
-            child = None  # it is gone; the next clip gets another one
-        except ChildError:
-            continue  # a clip that cannot be read: its row says why
-    if child is not None:
-        child.kill()
+            try:
+                child = child or Child(f"{__name__}:copier", memory_bytes=MEMORY_BYTES)
+                if child.ask((path, ""), SECONDS):
+                    found[path] = Path(path)
+                    continue
+                if not left:
+                    continue  # later clips may play by themselves
+                left -= 1
+                folder.mkdir(parents=True, exist_ok=True)
+                with written_whole(target) as part:
+                    child.ask((path, str(part)), SECONDS)
+                found[path] = target
+            except (ChildTimeout, ChildDied):
+                child = None  # it is gone; the next clip gets another one
+            except ChildError:
+                continue  # a clip that cannot be read: its row says why
+    finally:
+        if child is not None:
+            child.kill()
     return found
 
 

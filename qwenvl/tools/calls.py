@@ -36,7 +36,8 @@ def calls_in(text: str) -> list[Call]:
 
 
 def _call_of(body: str) -> Call:
-    written = _FUNCTION.search(body)
+    is_json = body.lstrip().startswith("{")  # in whose texts a function of XML is no call
+    written = None if is_json else _FUNCTION.search(body)
     if written is not None:
         inner = body[written.end() :].partition("</function>")[0]
         return written[1], _parameters_of(inner)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import os
+import re
 import secrets
 import socket
 import threading
@@ -109,6 +110,8 @@ class SamplingServer:
         try:
             return turn.result(timeout=seconds)
         except NotDone:
+            if turn.done():  # just now
+                return turn.result()
             if turn.cancel():
                 raise Refusal(f"other requests ran for the {seconds:g} s of this one", AGAIN) from None
             self._end(f"a request was not done after {seconds:g} s")
@@ -260,7 +263,6 @@ class Web(ThreadingHTTPServer):
         self.server_name = str(self.server_address[0])
         self.server_port = self.server_address[1]
 
-
     def process_request(self, request: Any, client_address: Any) -> None:
         """Called for each new connection, before its thread is started."""
         with self._lock:
@@ -274,11 +276,11 @@ class Web(ThreadingHTTPServer):
 
     def shutdown_request(self, request: Any) -> None:
         """Called where a connection ends."""
-        self.is_known(request)
+        self.forget(request)
         super().shutdown_request(request)
 
-    def is_known(self, connection: socket.socket) -> None:
-        """A connection has sent the token, or has ended."""
+    def forget(self, connection: socket.socket) -> None:
+        """Called for a connection that has sent the token, or has ended: it is no stranger."""
         with self._lock:
             self._strangers.pop(connection, None)
 
@@ -301,12 +303,12 @@ class Handler(BaseHTTPRequestHandler):
             work = partial(answers.take_weights, unpack(WeightsRequest, body))
         else:
             require(self.path == "/sleep", f"{self.path}: there are /health, /sample, /weights and /sleep")
-        return answers.in_turn(work, float(self.headers.get("Deadline", "600")))
+        return answers.in_turn(work, self._number("Deadline", 600))
 
     def do_POST(self) -> None:
         try:
             self._check_sender()
-            body = self.rfile.read(int(self.headers.get("Content-Length", "0")))
+            body = self.rfile.read(int(self._number("Content-Length", 0)))
             content = pack(self._answer(body))
             status = 200
         except Refusal as refusal:
@@ -322,6 +324,15 @@ class Handler(BaseHTTPRequestHandler):
 
     do_GET = do_POST
 
+    def _number(self, header: str, default: float) -> float:
+        """The number in a header. Refusal: it is none, or below 0."""
+        text = self.headers.get(header)
+        if text is None:
+            return default
+        is_number = re.fullmatch(r"[0-9]{1,15}(?:\.[0-9]+)?", text) is not None
+        require(is_number, f"{header}: expected a number of at least 0, got {text[:40]!r}")
+        return float(text)
+
     def _check_sender(self) -> None:
         expected = f"Bearer {self.server.token}".encode()
         given = self.headers.get("Authorization", "").encode()
@@ -331,7 +342,7 @@ class Handler(BaseHTTPRequestHandler):
                 "(~/.cache/qwenvl) of its machine",
                 status=401,
             )
-        self.server.is_known(self.connection)
+        self.server.forget(self.connection)
 
     def log_message(self, *args) -> None:
         """Prints nothing: the parent class prints a line for each request."""

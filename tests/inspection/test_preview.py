@@ -112,7 +112,8 @@ def test_help_is_short_and_names_where_more_is(capsys):
 def test_wrong_arguments_of_preview_are_refused(capsys):
     for argv, message in (
         (["no_such_set"], "no data set"),
-        (["example", "--n", "0"], "--n: expected at least 1"),
+        (["example", "--n", "0"], "--n must be at least 1, got 0"),
+        (["example", "--epoch", "-1"], "--epoch must be at least 0, got -1"),
         (["example", "--tools", "look"], "--tools: give --model, whose chat template writes them into the prompt"),
         (["example", "--look_frames", "4"], "--look_frames has no effect without --tools"),
     ):

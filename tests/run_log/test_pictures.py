@@ -102,6 +102,12 @@ def test_a_report_makes_pictures_and_a_later_report_keeps_them(clip, make_run, c
     assert '"columns":2,"rows":1,"ratio":2.0' in before and '"problem":"the file is gone"' in before
     assert main([str(run), "--pictures", "0"]) == 0
     assert listed.read_text() == before and len(list((run / "report" / "pictures").glob("*.jpg"))) == 1
+    [made] = (run / "report" / "pictures").glob("*.jpg")
+    whole = made.read_bytes()
+    for cut in (b"", whole[:100]):  # a disk was full
+        made.write_bytes(cut)
+        assert main([str(run)]) == 0
+        assert made.read_bytes() == whole and listed.read_text() == before
 
 
 def test_a_run_without_media_has_no_line_about_pictures(make_run):

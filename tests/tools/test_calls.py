@@ -1,5 +1,6 @@
 """The calls in a text, and their arguments in the types of a schema: what a model may write, in linear time."""
 
+import json
 import math
 from typing import Any, Literal
 
@@ -68,6 +69,13 @@ def test_brackets_and_control_tokens_in_strings_are_text():
     text = "[" * 2 * DEEPEST + "<|im_end|> \U0001f600"
     assert read_json(f'{{"a": "{text}"}}') == {"a": text}
     assert read_json('"\\ud83d\\ude00"') == "\U0001f600", "a whole pair"
+
+
+def test_a_function_of_xml_in_a_text_of_json_is_text():
+    text = "use <function=look><parameter=start>1</parameter></function> here"
+    assert calls_in(f'<tool_call> {json.dumps({"name": "note", "arguments": {"text": text}})}</tool_call>') == [
+        ("note", {"text": text})
+    ]
 
 
 def test_a_call_that_is_not_closed_ends_at_the_next():

@@ -9,6 +9,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
+from http.client import HTTPConnection
 from pathlib import Path
 
 import pytest
@@ -148,6 +149,18 @@ def test_the_token_the_path_and_the_body_are_checked(monkeypatch):
         for wrong in (secret()[:-1], f"{secret()}x"):
             monkeypatch.setenv("QWENVL_VLLM_TOKEN", wrong)
             assert refused(client.health).startswith("the token is missing or wrong")
+
+
+@pytest.mark.parametrize(("header", "value"), [("Deadline", "soon"), ("Content-Length", "1_0"), ("Deadline", "-1")])
+def test_a_header_that_is_no_number_is_refused(header, value):
+    with serving(FakeEngine()) as (_, client):
+        connection = HTTPConnection(client.address, timeout=60)
+        headers = {"Authorization": f"Bearer {secret()}", "Content-Length": "0", header: value}
+        connection.request("POST", "/sleep", headers=headers)
+        answer = connection.getresponse()
+        assert answer.status == 400 and f"{header}: expected a number" in answer.read().decode()
+        connection.close()
+        client.health()
 
 
 def test_a_request_wakes_a_server_that_sleeps():

@@ -194,7 +194,6 @@ def read_packets(container: InputContainer, stream: VideoStream, path: str) -> P
     Raises:
         BadMediaError: several files in one, each with times of its own, or more than ``MAX_FRAMES``.
     """
-    _check_number(stream.frames, path)  # as the header says it: 0 if it does not
     table = table_packets(container, stream, path)
     if table is not None:
         return table
@@ -301,12 +300,16 @@ def table_packets(container: InputContainer, stream: VideoStream, path: str) -> 
 
     None where the packets have to be read: the file is of another kind, is short or fragmented, has an edit list that
     leaves frames out, or ends early, or its first packets do not bear the times found.
+
+    Raises:
+        BadMediaError: more than ``MAX_FRAMES``.
     """
     if not container.format.name.startswith("mov") or stream.frames < MIN_TABLE_FRAMES:
         return None
     entries = stream.index_entries
     if len(entries) != stream.frames:
         return None
+    _check_number(len(entries), path)
     rows = [(entry.timestamp, entry.is_keyframe, entry.is_discard, entry.pos + entry.size) for entry in entries]
     decoding_times, keys, hidden, ends = np.array(rows, np.int64).T
     with open(path, "rb") as file:
