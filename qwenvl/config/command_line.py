@@ -84,12 +84,17 @@ def read_command(command: str, argv: Sequence[str], begins: bool = False) -> Any
 def without_dry_run(argv: Sequence[str]) -> tuple[list[str], str]:
     """The other arguments, and the value of ``--dry_run``: "" without the flag, "changed" for a bare one, or "all"."""
     words = list(argv)
-    if "--dry_run" not in words:
-        return words, ""
-    at = words.index("--dry_run")
-    if words[at + 1 : at + 2] == ["all"]:
-        return words[:at] + words[at + 2 :], "all"
-    return words[:at] + words[at + 1 :], "changed"
+    for place, word in enumerate(words):
+        flag = word.replace("-", "_")  # flags are written with either
+        before = words[:place]
+        behind = words[place + 1 :]
+        if flag == "__dry_run=all":
+            return [*before, *behind], "all"
+        if flag == "__dry_run" and behind[:1] == ["all"]:
+            return [*before, *behind[1:]], "all"
+        if flag == "__dry_run":
+            return [*before, *behind], "changed"
+    return words, ""
 
 
 def config_from(

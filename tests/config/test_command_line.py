@@ -12,7 +12,7 @@ import pytest
 from transformers import TrainingArguments
 
 from qwenvl.commands.preview import main as preview
-from qwenvl.config.command_line import parse_args, read_command
+from qwenvl.config.command_line import parse_args, read_command, without_dry_run
 from qwenvl.config.grpo_config import GRPOConfig, WarmupConfig
 from qwenvl.config.settings import TrainingSettings, WarmupSettings
 from qwenvl.config.trainer_settings import TrainerSettings
@@ -311,3 +311,18 @@ def test_weights_in_4_bits_on_a_cpu_are_refused_before_anything_is_read(tmp_path
     with pytest.raises(SystemExit) as end:
         read_command("qwenvl train", [*words, "--lora_enable", "--load_in_4bit", "--use_cpu"], begins=True)
     assert end.value.code == 2 and "--load_in_4bit needs a CUDA device" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "rest", "value"),
+    [
+        (["a.yaml", "--seed", "1"], ["a.yaml", "--seed", "1"], ""),
+        (["--dry_run", "--seed", "1"], ["--seed", "1"], "changed"),
+        (["--seed", "1", "--dry-run"], ["--seed", "1"], "changed"),
+        (["--dry-run", "all", "--seed", "1"], ["--seed", "1"], "all"),
+        (["--seed", "1", "--dry_run=all"], ["--seed", "1"], "all"),
+        (["--dry_run=some"], ["--dry_run=some"], ""),  # an unknown flag
+    ],
+)
+def test_a_dry_run_is_asked_for_in_either_notation(words, rest, value):
+    assert without_dry_run(words) == (rest, value)
