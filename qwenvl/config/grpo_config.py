@@ -9,7 +9,7 @@ import shutil
 from dataclasses import dataclass, fields
 from functools import wraps
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from transformers import TrainingArguments, get_scheduler
@@ -71,6 +71,8 @@ class GRPOConfig(TrainingOptions, TrainingArguments):
 
     set_by_user = frozenset[str]()
     """Names of the settings that were given. All others have their default, or what it resolves to on this machine."""
+    evaluates_by_tokens = False
+    """Evaluations put prompts together by their tokens, as no batch size is given for them."""
 
     def __post_init__(self) -> None:
         settle(self, rates=(1e-6, 1e-5), best_metric=f"eval{EVALUATED}")
@@ -107,6 +109,7 @@ class WarmupConfig(WarmupRunOptions, TrainingArguments):
 
     set_by_user = frozenset[str]()
     """Names of the settings that were given, as those of a ``GRPOConfig``."""
+    evaluates_by_tokens = False  # its evaluations have a batch size
 
     # Settings that code of both trainers reads. A warm-up takes one step on its targets, and samples nothing.
     num_iterations = 1
@@ -125,6 +128,10 @@ class WarmupConfig(WarmupRunOptions, TrainingArguments):
         settle(self, rates=(1e-5, 1e-4), best_metric="eval_loss")
 
 
+RunConfig: TypeAlias = GRPOConfig | WarmupConfig
+"""The settings of a run."""
+
+
 def require_config(args: Any, kind: type) -> None:
     """Raise TypeError where a trainer gets something else than its settings, such as a dict of them."""
     if isinstance(args, kind):
@@ -135,43 +142,29 @@ def require_config(args: Any, kind: type) -> None:
     raise TypeError(f"{trainer}: expected a {kind.__name__} as args, got {found}: {kind.__name__}({make})")
 
 
-def settle(config: Any, rates: tuple[float, float], best_metric: str) -> None:
+def settle(config: RunConfig, rates: tuple[float, float], best_metric: str) -> None:
     """Check the settings of a run, and resolve the defaults that depend on other settings or on the machine.
 
     Args:
         rates: the default peak of the learning rate, of a whole model and of adapters.
         best_metric: the default metric by which the best checkpoint is chosen.
+
+    Raises:
+        ValueError: naming every setting that is wrong.
     """
     if str(config.fsdp).lower() in ("true", "false"):  # as a settings file has it; transformers takes --fsdp alone
         config.fsdp = str(config.fsdp).lower() == "true"
     problems = problems_of_run(config) or list(problems_of_machine(config))
     if problems:
         raise ValueError("\n".join(problems))
-    if config.learning_rate is None:
-        of_model, of_adapters = rates
-        config.learning_rate = of_adapters if config.lora_enable else of_model
-    if config.bf16 is None:
-        config.bf16 = not config.fp16 and not config.use_cpu and computes_in_bf16()
+    _resolve_rate_and_precision(config, rates)
     rate_follows_metric = config.lr_scheduler_type in ("reduce_lr_on_plateau", "greedy")
     follows_metric = rate_follows_metric or config.save_strategy == "best" or config.load_best_model_at_end
     if config.metric_for_best_model is None and follows_metric:
         config.metric_for_best_model = best_metric
     if config.dataloader_num_workers is None:
         config.dataloader_num_workers = decoding_workers(torch.cuda.is_available() and not config.use_cpu)
-    if getattr(config, "activation_checkpointing", True) is None:
-        # The name in newer versions of transformers; the older one, which all versions know, would only warn.
-        config.activation_checkpointing = config.gradient_checkpointing
-    if hasattr(config, "activation_checkpointing_kwargs") and config.activation_checkpointing_kwargs is None:
-        config.activation_checkpointing_kwargs = config.gradient_checkpointing_kwargs
-        config.gradient_checkpointing_kwargs = None  # the same by an older name
-    if config.activation_offload:
-        given = config.activation_checkpointing_kwargs or config.gradient_checkpointing_kwargs or {}
-        try:
-            known = json.loads(given) if isinstance(given, str) else given
-        except ValueError as error:
-            raise ValueError(f"--activation_checkpointing_kwargs: expected JSON, got {given!r}: {error}") from None
-        config.activation_checkpointing_kwargs = {**known, "offload": True}
-        config.gradient_checkpointing_kwargs = None  # the same by an older name
+    _resolve_checkpointing(config)
     config.evaluates_by_tokens = config.per_device_eval_batch_size is None
     if config.evaluates_by_tokens:
         config.per_device_eval_batch_size = 1  # of the loader: prompts are put together by their tokens afterwards
@@ -191,7 +184,40 @@ def settle(config: Any, rates: tuple[float, float], best_metric: str) -> None:
     config.dataloader_pin_memory = config.dataloader_pin_memory and config.device.type == "cuda"
 
 
-def check_schedule(config: Any) -> None:
+def _resolve_rate_and_precision(config: RunConfig, rates: tuple[float, float]) -> None:
+    """Adapters learn at another rate than a whole model, and bfloat16 is taken where the device computes in it."""
+    of_model, of_adapters = rates
+    if config.learning_rate is None:
+        config.learning_rate = of_adapters if config.lora_enable else of_model
+    if config.bf16 is None:
+        config.bf16 = not config.fp16 and not config.use_cpu and computes_in_bf16()
+
+
+def _resolve_checkpointing(config: RunConfig) -> None:
+    """Give the settings of checkpointing under the name that the installed transformers has for them.
+
+    Newer versions call it ``activation_checkpointing``. They know the older name, and would only warn.
+
+    Raises:
+        ValueError: arguments that are a text and no JSON.
+    """
+    has_newer_name = hasattr(config, "activation_checkpointing")
+    if has_newer_name and config.activation_checkpointing is None:
+        config.activation_checkpointing = config.gradient_checkpointing
+    if has_newer_name and config.activation_checkpointing_kwargs is None:
+        config.activation_checkpointing_kwargs = config.gradient_checkpointing_kwargs
+        config.gradient_checkpointing_kwargs = None
+    if config.activation_offload:
+        given = config.activation_checkpointing_kwargs or config.gradient_checkpointing_kwargs or {}
+        try:
+            known = json.loads(given) if isinstance(given, str) else given
+        except ValueError as error:
+            raise ValueError(f"--activation_checkpointing_kwargs: expected JSON, got {given!r}: {error}") from None
+        config.activation_checkpointing_kwargs = {**known, "offload": True}
+        config.gradient_checkpointing_kwargs = None
+
+
+def check_schedule(config: RunConfig) -> None:
     """Make the schedule of the learning rate for a parameter of its own: the Trainer would once the model is loaded.
 
     Raises:
@@ -236,7 +262,7 @@ def decoding_workers(cuda: bool) -> int:
     return min(WORKERS, spare_cores)
 
 
-def gathering_problem(config: Any) -> str | None:
+def gathering_problem(config: GRPOConfig) -> str | None:
     """The problem of ``ds3_gather_for_generation`` in a run that nothing splits, or None.
 
     Call it once the Trainer has read the settings of DeepSpeed and FSDP.

@@ -58,8 +58,9 @@ def load_model(
 
     config = _read_config(path)
     require_weights(path)
-    if settle_router(config) and quantization is not None:
+    if quantization is not None and has_experts(config):
         raise ValueError(UNPACKED_EXPERTS)
+    leave_out_router_loss(config)
     how: dict[str, Any] = {"dtype": dtype, "attn_implementation": attn_implementation}
     if quantization is not None:
         how["quantization_config"] = quantization
@@ -322,8 +323,10 @@ def lora_config(model: nn.Module, tune: TuneOptions, lora: LoraOptions):
 
 def _chosen(layers: list[str], targets: list[str] | None) -> set[str]:
     """The layers that a target names by consecutive parts of their dotted names. All of them without targets."""
+    if targets is None:
+        return set(layers)
     chosen: set[str] = set()
-    for target in layers if targets is None else targets:
+    for target in targets:
         named = {layer for layer in layers if f".{target}." in f".{layer}."}
         if not named:
             known = sorted({".".join(layer.split(".")[-2:]) for layer in layers})  # such as self_attn.q_proj
@@ -407,19 +410,28 @@ def plain_name(name: str) -> str:
     return name.replace(".base_layer", "")
 
 
-def settle_router(config) -> str | None:
-    """Keeps the forwards of a mixture of experts from collecting their router's logits, tokens x experts of each layer.
+def has_experts(config) -> bool:
+    """Whether a model is a mixture of experts."""
+    return bool(getattr(config.get_text_config(), "num_experts", 0))
 
-    Returns:
-        A warning that the loss which these logits are for is left out. None for a model without experts.
+
+def leave_out_router_loss(config) -> None:
+    """Keep the forwards of a mixture of experts from collecting their router's logits, tokens x experts of each layer.
+
+    They are for a load-balancing loss, which is no part of the losses here.
     """
-    text = config.get_text_config()
-    if not getattr(text, "num_experts", 0):
+    if has_experts(config):
+        config.get_text_config().output_router_logits = False
+
+
+def router_note(config) -> str | None:
+    """A warning that the load-balancing loss of a mixture of experts is left out. None for a model without experts."""
+    if not has_experts(config):
         return None
-    text.output_router_logits = False
+    weight = config.get_text_config().router_aux_loss_coef
     return (
-        f"the router's load-balancing loss is not part of the loss: router_aux_loss_coef {text.router_aux_loss_coef} "
-        "of the checkpoint has no effect"
+        f"the router's load-balancing loss is not part of the loss: router_aux_loss_coef {weight} of the checkpoint "
+        "has no effect"
     )
 
 
@@ -455,9 +467,9 @@ def parameter_groups(
     return groups
 
 
-SKIPPED = ["model.visual", "lm_head"]
+FOUR_BIT_SKIPS = ["model.visual", "lm_head"]
 """Modules that stay as they are: the vision tower, whose features all passes share, and the head, which is exact."""
-BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
+FOUR_BIT_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
 """Bytes of a weight in 4 bits: half a byte, and of each block of 64 a scale, which is kept in 8 bits with a float32 for
 256 of them (double quantization, QLoRA, arXiv:2305.14314, section 3)."""
 
@@ -490,5 +502,5 @@ def four_bit_settings(compute: torch.dtype) -> Any:
         bnb_4bit_quant_type="nf4",
         bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=compute,
-        llm_int8_skip_modules=SKIPPED,
+        llm_int8_skip_modules=FOUR_BIT_SKIPS,
     )

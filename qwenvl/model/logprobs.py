@@ -367,9 +367,9 @@ class LogprobsOfTokens(torch.autograd.Function):
     """The log-probs of chosen tokens under softmax(logits / temperature), and what they are normalised by.
 
     The numbers and the gradient of logits.gather(tokens) - logits.logsumexp(1), bit for bit. Autograd would make six
-    tensors of the size of the logits, each read and written by all others than the CPU's cache. Here the
-    gradient takes the place of the logits, which nothing else reads, and besides it there is what is made of a few
-    rows. So there is one backward pass: PyTorch refuses a second one.
+    tensors as large as the logits, each written to memory and read back. Here a few rows at a time stay in the CPU's
+    cache, and the gradient takes the place of the logits, which nothing else reads. So there is one backward pass:
+    PyTorch refuses a second one.
     """
 
     @staticmethod

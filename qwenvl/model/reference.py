@@ -45,6 +45,7 @@ class Reference:
         """
         self._adapter = policy if other is None and hasattr(policy, "disable_adapter") else None
         self._copy: nn.Module | None = None
+        self._owned: dict[str, nn.Parameter] = {}  # the tensors of the copy that it does not share, by name
         if self._adapter is not None:
             return
         if other is None:  # a copy of split weights shares none: it runs outside of the engine
@@ -60,7 +61,6 @@ class Reference:
             for parameter in linear_weights(self._copy):
                 if id(parameter) not in of_policy:
                     parameter.data = parameter.data.to(torch.bfloat16)
-        # The tensors that are not shared, by name.
         self._owned = {name: each for name, each in self._copy.named_parameters() if id(each) not in of_policy}
 
     @contextmanager

@@ -106,6 +106,7 @@ def shuffled_prompts(batch: PromptBatch, seed: int, temporal_patch_size: int) ->
     part = batch.select([p for p, count in enumerate(batch.videos_per_prompt) if count])
     if not len(part):
         return part
+    assert part.video_grid_thw is not None and part.pixel_values_videos is not None  # all of them have clips
     patches_per_clip = part.video_grid_thw.prod(-1).tolist()
     patches_of_clips = part.pixel_values_videos.split(patches_per_clip)
     # The clips of all prompts, in their order.

@@ -282,8 +282,16 @@ def joined_text_problem(parts: Sequence[Part]) -> str | None:
 
 def _has_text(arguments: Mapping[str, Any]) -> bool:
     """Whether the arguments of a call hold a text that the model was free to write."""
-    values = [each for name, each in arguments.items() if name != "video"]
-    return '"' in json.dumps(values)
+    values: list[Any] = [value for name, value in arguments.items() if name != "video"]
+    while values:
+        value = values.pop()
+        if isinstance(value, str):
+            return True
+        if isinstance(value, dict):
+            values += [*value.keys(), *value.values()]
+        elif isinstance(value, list):
+            values += value
+    return False
 
 
 @dataclass
@@ -463,8 +471,9 @@ class Conversations:
         tokens = len(appended.input_ids)
         notes = [each.note for each in made] + _refused_notes(refused, error)
         conversation.tokens += tokens
-        each, rest = divmod(tokens, len(notes))
-        notes = [replace(note, tokens=each + (n < rest)) for n, note in enumerate(notes)]
+        # The tokens are the turn's: its calls share them evenly.
+        share, remainder = divmod(tokens, len(notes))
+        notes = [replace(note, tokens=share + (n < remainder)) for n, note in enumerate(notes)]
         conversation.calls.append(tuple(notes))
         return appended
 

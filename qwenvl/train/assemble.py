@@ -23,12 +23,13 @@ from qwenvl.model.families import family_of
 from qwenvl.model.loading import (
     apply_tuning,
     evaluating,
+    leave_out_router_loss,
     linear_weights,
     load_model,
     load_processor,
     load_without_weights,
     lora_config,
-    settle_router,
+    router_note,
     unwrap,
 )
 from qwenvl.model.positions import position_rule
@@ -74,8 +75,9 @@ def build_policy(model: str | Path | nn.Module | None, args: GRPOConfig, peft_co
     except ValueError as error:  # the first checkpoint would end with it
         problems = " ".join(str(error).partition("\nIf you")[0].split())
         raise ValueError(f"{bare.name_or_path}/generation_config.json: {problems}") from None
-    note = settle_router(bare.config)
-    if note:
+    leave_out_router_loss(bare.config)
+    note = router_note(bare.config)
+    if note is not None:
         say(note)
     if bare is not model:
         if adapted:

@@ -103,8 +103,9 @@ class HealthWarnings(TrainerCallback):
     A resumed run has the history of its run folder, and warns again of the rules that still hold.
     """
 
-    _rows: list[Mapping[str, float]]
-    _warned: set[str]
+    def __init__(self) -> None:
+        self._rows: list[Mapping[str, float]] = []
+        self._warned: set[str] = set()
 
     def on_train_begin(self, args, state, control, **kwargs):
         """Read the history up to the checkpoint that a run resumes from."""

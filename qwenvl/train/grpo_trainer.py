@@ -288,7 +288,9 @@ class GRPOTrainer(PolicyTrainer):
         """Keep the prompts of a new step for ``compute_loss``. A further iteration reuses the last experiences."""
         prompts = [inputs["prompts"] for inputs in batches]
         if self.state.global_step % self.args.num_iterations:
-            self.in_progress.step = self.in_progress.step.next_iteration(prompts)
+            step = self.in_progress.step
+            assert step is not None  # its first iteration has made it
+            self.in_progress.step = step.next_iteration(prompts)
             return
         self.in_progress = StepInProgress(prompts)
         for batch in prompts:

@@ -15,8 +15,8 @@ from transformers import AutoModelForImageTextToText
 
 from qwenvl.demo.tiny import FAMILIES
 from qwenvl.model.loading import (
-    BYTES,
-    SKIPPED,
+    FOUR_BIT_BYTES,
+    FOUR_BIT_SKIPS,
     MisfitError,
     apply_tuning,
     four_bit_settings,
@@ -28,7 +28,7 @@ from qwenvl.model.loading import (
     part_of,
     require_four_bit,
     resolve_attention,
-    settle_router,
+    router_note,
     unwrap,
 )
 from qwenvl.model.options import LoraOptions, TuneOptions
@@ -100,13 +100,13 @@ def test_names_that_no_layer_bears_and_dropout_of_experts_are_refused(tiny_pair)
 
 def test_the_routers_logits_are_not_collected_and_their_loss_is_named(tiny_pair, random_prompts, tmp_path):
     model, _ = tiny_pair("qwen3_vl_moe")
-    assert settle_router(tiny_pair("qwen3_vl")[0].config) is None
+    assert router_note(tiny_pair("qwen3_vl")[0].config) is None
     model.config.text_config.output_router_logits = True
     model.save_pretrained(tmp_path)
     loaded = load_model(tmp_path, dtype=torch.float32)
     prompts = random_prompts(loaded, ["t"])
     assert loaded(input_ids=prompts.input_ids).router_logits is None
-    assert "router_aux_loss_coef 0.001" in settle_router(loaded.config)
+    assert "router_aux_loss_coef 0.001" in router_note(loaded.config)
 
 
 def test_learning_rates_apply_to_their_part_alone(tiny_pair):
@@ -295,12 +295,12 @@ def test_weights_in_4_bits_are_refused_on_a_cpu_and_for_experts(monkeypatch, tin
 def test_layers_of_the_language_model_are_packed_and_adapters_learn(tiny_checkpoint):
     pytest.importorskip("bitsandbytes", reason="not among the packages of the tests: it is for GPUs")
     settings = four_bit_settings(torch.float32)
-    assert settings.llm_int8_skip_modules == SKIPPED
+    assert settings.llm_int8_skip_modules == FOUR_BIT_SKIPS
     model = load_model(tiny_checkpoint(hidden_size=128), dtype=torch.float32, quantization=settings)
     packed = {name for name, each in model.named_parameters() if each.dtype == torch.uint8}
     assert packed and all("language_model.layers." in name for name in packed)
     first = model.model.language_model.layers[0].mlp.up_proj.weight
-    assert first.numel() == 128 * 256 / 2 and 0.5 < BYTES < 0.52
+    assert first.numel() == 128 * 256 / 2 and 0.5 < FOUR_BIT_BYTES < 0.52
     adapted = get_peft_model(model, lora_config(model, TuneOptions(tune_mm_mlp=False), LoraOptions(True, 4, 8)))
     ids = torch.arange(20, 40)[None]
     adapted(input_ids=ids, labels=ids).loss.backward()

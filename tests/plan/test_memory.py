@@ -11,12 +11,14 @@ from peft import get_peft_model
 from torch.profiler import ProfilerActivity, profile
 
 from qwenvl.demo.tiny import make_model, make_processor
+from qwenvl.model import logprobs, vision_tower
 from qwenvl.model.families import FAMILIES
 from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.loading import apply_tuning, lora_config, unwrap
 from qwenvl.model.options import LoraOptions, TuneOptions
 from qwenvl.model.sharing import shared_prefix
 from qwenvl.model.vision_tower import encode_vision
+from qwenvl.plan import memory
 from qwenvl.plan.memory import (
     cache_bytes,
     estimate,
@@ -244,3 +246,8 @@ def test_remedies_lower_the_peak_one_after_the_other():
     assert peaks == sorted(set(peaks), reverse=True)
     assert found[0][0] == "--per_device_train_batch_size 1 --gradient_accumulation_steps 2"
     assert [flags.split()[0] for flags, *_ in found[1:]] == ["--gradient_checkpointing", "--max_prompt_length"]
+
+
+def test_the_numbers_of_the_plan_are_those_of_the_model():
+    """The room ``plan`` does without torch, so it has them a second time."""
+    assert (memory.PIECE, memory.LOGIT_BYTES) == (vision_tower.PIECE, logprobs.BYTES_PER_LOGIT)

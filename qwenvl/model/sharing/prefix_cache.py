@@ -400,7 +400,9 @@ class PrefixCache:
             S x heads x D.
         """
         if layer in self._of_prompts:
-            return self.of(layer).attend(layer, q, k, v, scale)
+            own = self.of(layer)
+            assert not isinstance(own, State)  # this layer attends
+            return own.attend(layer, q, k, v, scale)
         resuming = self._resuming
         if resuming is not None:
             self._of_prompts[layer] = resuming.of_prompts[layer]

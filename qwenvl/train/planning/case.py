@@ -16,7 +16,7 @@ from qwenvl.data.prompt_length import LengthEstimate, PromptLength, Ruler
 from qwenvl.data.records.parse import ReadOptions
 from qwenvl.data.seeds import stable_random
 from qwenvl.model.inputs import LARGE
-from qwenvl.model.loading import BYTES, linear_weights, load_processor, load_without_weights, part_of, unwrap
+from qwenvl.model.loading import FOUR_BIT_BYTES, linear_weights, load_processor, load_without_weights, part_of, unwrap
 from qwenvl.model.sharing.linear_attention import state_tokens
 from qwenvl.model.sharing.shared_prefix import supports_shared_prefix
 from qwenvl.model.vision_tower import supports_encode_once
@@ -165,7 +165,7 @@ def _parameters(
             if ".lora_" in name:
                 width = 4
             elif is_packed:
-                width = BYTES
+                width = FOUR_BIT_BYTES
             else:
                 width = 2 if id(each) in rounded else base
         shape = getattr(each, "ds_shape", each.shape)  # ZeRO-3 empties the shape of the parameter itself
