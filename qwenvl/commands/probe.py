@@ -9,7 +9,7 @@ from pathlib import Path
 
 from qwenvl.evaluate.command import MODEL, PASSES, About, run_command
 from qwenvl.evaluate.options import ProbeOptions
-from qwenvl.evaluate.settings import PROBE_GROUPS, Request, probe_request
+from qwenvl.evaluate.settings import PROBE_GROUPS, ProbeRequest, probe_request
 from qwenvl.failure import harmless
 from qwenvl.files import written_whole
 
@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run_command("probe", argv, probe_request, _run, ABOUT)
 
 
-def _run(request: Request) -> str:
+def _run(request: ProbeRequest) -> str:
     from qwenvl.evaluate.probe_verdict import judged
     from qwenvl.evaluate.probing import NUMBERS, probe
     from qwenvl.run_lock import locked

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from qwenvl.evaluate.command import MODEL, About, run_command
 from qwenvl.evaluate.options import TryOptions
-from qwenvl.evaluate.settings import TRY_GROUPS, Request, try_request
+from qwenvl.evaluate.settings import TRY_GROUPS, TryRequest, try_request
 from qwenvl.failure import harmless
 
 ABOUT = About(
@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run_command("try", argv, try_request, _run, ABOUT)
 
 
-def _run(request: Request) -> str:
+def _run(request: TryRequest) -> str:
     from qwenvl.data.errors import told_to_the_user
     from qwenvl.run_log.log import plain
 
@@ -46,7 +46,7 @@ def _run(request: Request) -> str:
     return harmless("\n".join(as_text(answers)))
 
 
-def ask(request: Request) -> dict[str, Any]:
+def ask(request: TryRequest) -> dict[str, Any]:
     """The answers of the model and the description of its prompt, as ``--json`` prints them.
 
     Raises:
@@ -66,7 +66,7 @@ def ask(request: Request) -> dict[str, Any]:
     problem = None if options.solution is None else rubric.check_record(record)
     if problem:
         raise ValueError(f"--solution: {problem}")
-    base = base_of_adapter(request.models[0].path)
+    base = base_of_adapter(request.model.path)
     collator = collator_of(config)
     # An unreadable clip is an error before the weights are loaded.
     sample = dataset_of([record], config, collator).load(record)
@@ -83,7 +83,7 @@ def ask(request: Request) -> dict[str, Any]:
     ids = batch.input_ids[0].tolist()
     lengths = rollout.completion_mask.sum(1).tolist()
     return {
-        "model": request.models[0].path,
+        "model": request.model.path,
         "base": base,
         "settings": request.settings_of,
         "media": media,

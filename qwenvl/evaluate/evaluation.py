@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from itertools import groupby
-from operator import itemgetter
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +24,10 @@ from qwenvl.data.dataset import GRPODataset
 from qwenvl.data.errors import RecordError
 from qwenvl.evaluate.answers import as_json
 from qwenvl.evaluate.protocol import differing, model_facts, protocol_of
-from qwenvl.evaluate.questions import Questions, QuestionSamples, toolbox_under
+from qwenvl.evaluate.questions import Question, Questions, QuestionSamples, toolbox_under
 from qwenvl.evaluate.respondent import build_respondent, collator_of, in_blocks, pass_reward
 from qwenvl.evaluate.results import results_of
-from qwenvl.evaluate.settings import Request
+from qwenvl.evaluate.settings import EvaluationRequest
 from qwenvl.evaluate.timelines import check_procedure, procedure_rows
 from qwenvl.inspection.steps import read_steps
 from qwenvl.rewards import Rubric
@@ -77,7 +77,7 @@ class Evaluation:
         done: the samples of an earlier sitting.
     """
 
-    def __init__(self, request: Request, rubric: Rubric) -> None:
+    def __init__(self, request: EvaluationRequest, rubric: Rubric) -> None:
         self.request = request
         self.rubric = rubric
         procedure = request.options.procedure
@@ -115,7 +115,7 @@ class Evaluation:
                 "differences": [],
             }
         )
-        self.log = EvaluationLog(request.options.output_dir, request.config.process_index)
+        self.log = EvaluationLog(request.folder, request.config.process_index)
         self.done: dict[SampleKey, EvaluationSample] = {}
 
     def resume(self) -> None:
@@ -164,28 +164,29 @@ class Evaluation:
         started = time.perf_counter()
         name = model.facts["name"]
         left_out = self.found["left_out"]
-        known_bad = {(each["control"], each["doc_id"]) for each in left_out if each["model"] == name}
+        known_bad = {Question(each["control"], each["doc_id"]) for each in left_out if each["model"] == name}
         pending = [block for block in self.questions.blocks() if not self._is_done(name, block, known_bad)]
         own = pending[model.config.process_index :: model.config.world_size]
         bad = gather_object(self._ask(model, own) if own else [])
         gc.collect()  # frees the memory for the next model
         # A block that is asked again names its bad records again.
-        left_out += [each for each in bad if (each["control"], each["doc_id"]) not in known_bad]
+        left_out += [each for each in bad if Question(each["control"], each["doc_id"]) not in known_bad]
         seconds = self.found["seconds"]
         seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - started
         self.log.write(self.found)
 
-    def _is_done(self, model: str, block: Sequence[tuple[str, int]], known_bad: Set[tuple[str, int]]) -> bool:
+    def _is_done(self, model: str, block: Sequence[Question], known_bad: Set[Question]) -> bool:
         """True if an earlier sitting has all completions of a block, but for records that cannot be read."""
-        for control, number in block:
-            if (control, number) in known_bad:
+        for question in block:
+            if question in known_bad:
                 continue
             for n in range(self.request.options.samples):
-                if SampleKey(model=model, control=control, doc_id=number, sample=n) not in self.done:
+                key = SampleKey(model=model, control=question.control, doc_id=question.number, sample=n)
+                if key not in self.done:
                     return False
         return True
 
-    def _ask(self, model: PreparedModel, blocks: Sequence[Sequence[tuple[str, int]]]) -> list[dict[str, Any]]:
+    def _ask(self, model: PreparedModel, blocks: Sequence[Sequence[Question]]) -> list[dict[str, Any]]:
         """Sample the blocks, each completion written as it comes. Returns the records that were left out."""
         name = model.facts["name"]
         config = model.config
@@ -197,7 +198,7 @@ class Evaluation:
         toolbox = respondent.sample.toolbox
         one_control = _split_by_control(blocks)
         for block, bad, batches in in_blocks(respondent, samples, one_control, model.collator, count, name):
-            control, _ = block[0]
+            control = block[0].control
             for each in bad:
                 left_out.append(
                     {
@@ -280,11 +281,11 @@ class Evaluation:
                         yield SampleKey(model=model, control=control, doc_id=number, sample=n)
 
 
-def _split_by_control(blocks: Sequence[Sequence[tuple[str, int]]]) -> list[list[tuple[str, int]]]:
+def _split_by_control(blocks: Sequence[Sequence[Question]]) -> list[list[Question]]:
     """The blocks, cut so that each has one control: a control has a toolbox of its own."""
     parts = []
     for block in blocks:
-        for _, questions in groupby(block, key=itemgetter(0)):
+        for _, questions in groupby(block, key=attrgetter("control")):
             parts.append(list(questions))
     return parts
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from qwenvl.evaluate.command import MODEL, PASSES, About, run_command
 from qwenvl.evaluate.options import EvaluateOptions
-from qwenvl.evaluate.settings import EVALUATION_GROUPS, Request, evaluation_request
+from qwenvl.evaluate.settings import EVALUATION_GROUPS, EvaluationRequest, evaluation_request
 from qwenvl.failure import harmless
 
 ABOUT = About(
@@ -26,7 +26,7 @@ def evaluate_held_out(argv: Sequence[str] | None = None) -> int:
     return run_command("evaluate", argv, evaluation_request, _run, ABOUT)
 
 
-def _run(request: Request) -> str:
+def _run(request: EvaluationRequest) -> str:
     """Evaluate, with the folder locked, and return the text to print: "" in all processes but the first."""
     from qwenvl.data.errors import told_to_the_user
     from qwenvl.evaluate.evaluation import Evaluation
@@ -36,7 +36,7 @@ def _run(request: Request) -> str:
     from qwenvl.step.assemble import build_rewards
 
     process = request.config.process_index
-    with locked(request.options.output_dir, process):
+    with locked(request.folder, process):
         with told_to_the_user("qwenvl evaluate", (ValueError, OSError, ImportError)):  # names, files, flags, packages
             evaluation = Evaluation(request, build_rewards(request.config, None, None))
             evaluation.resume()
@@ -44,5 +44,5 @@ def _run(request: Request) -> str:
     if process != 0:
         return ""
     if request.options.json:
-        return Path(request.options.output_dir, NUMBERS).read_text(encoding="utf-8").rstrip()
-    return harmless(table(evaluation.found, request.options.output_dir))
+        return Path(request.folder, NUMBERS).read_text(encoding="utf-8").rstrip()
+    return harmless(table(evaluation.found, request.folder))

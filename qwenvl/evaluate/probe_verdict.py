@@ -14,7 +14,7 @@ from qwenvl.data.options import FrameOptions, PromptOptions, ReadingOptions
 from qwenvl.evaluate.answers import as_json
 from qwenvl.evaluate.probe_numbers import ProbeNumbers
 from qwenvl.evaluate.results_table import left_out_lines
-from qwenvl.evaluate.settings import Request, setting_of
+from qwenvl.evaluate.settings import ProbeRequest, setting_of
 from qwenvl.model.weight_files import base_of_adapter
 from qwenvl.rewards.options import RewardOptions
 from qwenvl.rollout.options import GenerationOptions
@@ -145,7 +145,7 @@ def _spread(numbers: ProbeNumbers, generation: GenerationOptions) -> Iterator[Fi
         yield Finding("no diversity", text, flags=freer or larger)
 
 
-def next_command(findings: Sequence[Finding], request: Request, base: str | None = None) -> str:
+def next_command(findings: Sequence[Finding], request: ProbeRequest, base: str | None = None) -> str:
     """The next command: this probe with the flags that help, the training, or a look at the data where no flag helps.
 
     Args:
@@ -233,7 +233,7 @@ class JudgedProbe:
         return "\n\n".join("\n".join(part) for part in parts if part)
 
 
-def judged(numbers: ProbeNumbers, request: Request) -> JudgedProbe:
+def judged(numbers: ProbeNumbers, request: ProbeRequest) -> JudgedProbe:
     """The numbers with their verdict and the next command."""
     config = request.config
     findings = verdict(numbers, GenerationOptions.of(config), RewardOptions.of(config))

@@ -25,7 +25,7 @@ from qwenvl.evaluate.respondent import (
     pass_reward,
     with_progress,
 )
-from qwenvl.evaluate.settings import Request
+from qwenvl.evaluate.settings import ProbeRequest
 from qwenvl.rewards import Rubric
 from qwenvl.run_lock import NAME
 from qwenvl.run_log.log import AS_IT_IS, Rollout, RunLog
@@ -40,7 +40,7 @@ NUMBERS = "probe.json"
 SPLIT = "probe"  # of the rows in the folder
 
 
-def probe(request: Request) -> ProbeNumbers:
+def probe(request: ProbeRequest) -> ProbeNumbers:
     """The numbers of a model on a data set, from completions for the first records that training would draw, each once.
 
     With ``--output_dir`` every completion is written there as it comes.

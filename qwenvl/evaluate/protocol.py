@@ -20,7 +20,7 @@ from qwenvl.data.media.source import frame_files
 from qwenvl.data.options import FrameOptions, PromptOptions
 from qwenvl.data.prompt_settings import PromptSettings
 from qwenvl.evaluate.questions import Questions
-from qwenvl.evaluate.settings import EVALUATION_GROUPS, OF_A_RUN, ModelSource, Request, names_of
+from qwenvl.evaluate.settings import EVALUATION_GROUPS, OF_A_RUN, EvaluationRequest, ModelSource, names_of
 from qwenvl.model.positions import position_rule
 from qwenvl.model.weight_files import base_of_adapter
 from qwenvl.own_code import code_hashes
@@ -83,7 +83,7 @@ def trained_otherwise(path: str, config: GRPOConfig) -> list[tuple[str, Any, Any
 
 
 def protocol_of(
-    request: Request, rubric: Rubric, dataset: GRPODataset, questions: Questions, pass_by: str
+    request: EvaluationRequest, rubric: Rubric, dataset: GRPODataset, questions: Questions, pass_by: str
 ) -> dict[str, Any]:
     """The settings behind the numbers of all models, by topic."""
     config = request.config

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import torch
 from torch.utils.data import Dataset
@@ -68,6 +69,17 @@ PIXEL_CONTROLS: Mapping[str, Callable[[Sample, int], Sample]] = {
     each.__name__: each for each in (blank, shuffled, single_frame)
 }
 """The controls that change decoded samples, given the seed of the run. The others change the record."""
+
+
+class Question(NamedTuple):
+    """A record under a control: what a model is asked.
+
+    Attributes:
+        number: of the record in the data.
+    """
+
+    control: str
+    number: int
 
 
 @dataclass(frozen=True)
@@ -159,8 +171,8 @@ class Questions:
         except ValueError as error:
             raise RecordError(f"{record.where}: {error}") from None
 
-    def blocks(self) -> list[list[tuple[str, int]]]:
-        """Control and number of the questions that are sampled and written together, control by control."""
+    def blocks(self) -> list[list[Question]]:
+        """The questions that are sampled and written together, control by control."""
         numbers = list(self.records)
         blocks = []
         for start in range(0, len(numbers), BLOCK):
@@ -168,7 +180,7 @@ class Questions:
             for control in self.controls:
                 for number in numbers[start : start + BLOCK]:
                     if self.applies(control, number):
-                        block.append((control, number))
+                        block.append(Question(control, number))
             blocks.append(block)
         return blocks
 
@@ -183,7 +195,7 @@ def toolbox_under(control: str, toolbox: Toolbox, seed: int) -> Toolbox:
 
 @dataclass(frozen=True)
 class QuestionSamples(Dataset):
-    """Decoded samples by (control, number of the record)."""
+    """Decoded samples by their questions."""
 
     dataset: GRPODataset
     questions: Questions
@@ -192,11 +204,10 @@ class QuestionSamples(Dataset):
     def __len__(self) -> int:
         return len(self.questions.records)
 
-    def __getitem__(self, key: tuple[str, int]) -> Sample | BadSample:
-        control, number = key
-        sample = self.dataset.sample(self.questions.record(control, number))
-        if control in PIXEL_CONTROLS and not isinstance(sample, BadSample):
-            return PIXEL_CONTROLS[control](sample, self.seed)
+    def __getitem__(self, question: Question) -> Sample | BadSample:
+        sample = self.dataset.sample(self.questions.record(question.control, question.number))
+        if question.control in PIXEL_CONTROLS and not isinstance(sample, BadSample):
+            return PIXEL_CONTROLS[question.control](sample, self.seed)
         return sample
 
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from qwenvl.config.command_line import config_from, split_file, tell_otherwise, tokens_of
 from qwenvl.config.flags import FlagParser
@@ -292,8 +292,8 @@ def check_machine(settings: Any, models: Iterable[str], data: str | None = None)
     check_names(settings.reward_funcs or (), settings.external_plugins or ())
 
 
-@dataclass(frozen=True)
-class Request:
+@dataclass(frozen=True, kw_only=True)
+class Request(Generic[Own]):
     """A command line of ``qwenvl probe``, ``evaluate`` or ``try``.
 
     Attributes:
@@ -301,25 +301,57 @@ class Request:
         config: as training would have it. Its model is that of a probe or a question.
         options: of the command itself.
         words: before the flags.
-        models: of an evaluation, or the one of a question.
-        file: a settings file of training.
         flags: flags of training, as typed.
-        settings_of: the origin of the settings that no flag sets. None: the defaults.
-        record: the question with its media. Its solution is empty without ``--solution``.
     """
 
     argv: Sequence[str]
     config: GRPOConfig
-    options: Any
-    words: Sequence[str] = ()
-    models: Sequence[ModelSource] = ()
-    file: Path | None = None
-    flags: Sequence[str] = ()
-    settings_of: str | None = None
-    record: Any = None
+    options: Own
+    words: Sequence[str]
+    flags: Sequence[str]
 
 
-def probe_request(argv: Sequence[str], begins: bool = False) -> Request:
+@dataclass(frozen=True, kw_only=True)
+class ProbeRequest(Request[ProbeOptions]):
+    """A command line of ``qwenvl probe``.
+
+    Attributes:
+        file: a settings file of training. None: the flags say all.
+    """
+
+    file: Path | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationRequest(Request[EvaluateOptions]):
+    """A command line of ``qwenvl evaluate``.
+
+    Attributes:
+        models: at least one.
+        settings_of: the origin of the settings that no flag sets. None: the defaults.
+        folder: of what is written: ``--output_dir``, or one that is named by models and data.
+    """
+
+    models: Sequence[ModelSource]
+    settings_of: str | None
+    folder: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class TryRequest(Request[TryOptions]):
+    """A command line of ``qwenvl try``.
+
+    Attributes:
+        settings_of: as of an ``EvaluationRequest``.
+        record: the question with its media. Its solution is empty without ``--solution``.
+    """
+
+    model: ModelSource
+    settings_of: str | None
+    record: Record
+
+
+def probe_request(argv: Sequence[str], begins: bool = False) -> ProbeRequest:
     """The settings of a probe. Those of a file that only training reads are ignored; as flags they are refused.
 
     Args:
@@ -356,10 +388,10 @@ def probe_request(argv: Sequence[str], begins: bool = False) -> Request:
             f"--samples {options.samples} is below --grpo_sample_size {config.grpo_sample_size}: what a group of "
             "training would look like can't be told from fewer completions"
         )
-    return Request(argv=argv, config=config, options=options, words=words, file=file, flags=flags)
+    return ProbeRequest(argv=argv, config=config, options=options, words=words, file=file, flags=flags)
 
 
-def evaluation_request(argv: Sequence[str], begins: bool = False) -> Request:
+def evaluation_request(argv: Sequence[str], begins: bool = False) -> EvaluationRequest:
     """The models and settings of an evaluation.
 
     Settings come from the flags, then from ``--config FILE``, or without one from the run of the last MODEL that comes
@@ -397,16 +429,15 @@ def evaluation_request(argv: Sequence[str], begins: bool = False) -> Request:
             "accelerate launch, and give several servers by --vllm_server"
         )
     skip_bad_records(config)
-    folder = options.output_dir or str(_evaluation_folder(models, data))
-    return Request(
+    return EvaluationRequest(
         argv=argv,
         config=config,
-        options=replace(options, output_dir=folder),
+        options=options,
         words=words,
         models=models,
-        file=file,
         flags=flags,
         settings_of=source,
+        folder=options.output_dir or str(_evaluation_folder(models, data)),
     )
 
 
@@ -417,7 +448,7 @@ def _evaluation_folder(models: Sequence[ModelSource], data: str) -> Path:
     return Path("runs", "evaluate", re.sub(r"[^\w.+-]+", "-", name)[:120])
 
 
-def try_request(argv: Sequence[str], begins: bool = False) -> Request:
+def try_request(argv: Sequence[str], begins: bool = False) -> TryRequest:
     """The question of a command line, and the settings to ask it with.
 
     Args:
@@ -443,13 +474,13 @@ def try_request(argv: Sequence[str], begins: bool = False) -> Request:
     config = config_for(model, flags, reading={"system"}, begins=begins, scores=options.solution is not None)
     asking = asking_of(model, config, flags)
     record = record_of(media, question, options.solution, asking, options=options.choices or ())
-    return Request(
+    return TryRequest(
         argv=argv,
         config=config,
         options=options,
         words=words,
-        models=[model],
         flags=flags,
+        model=model,
         settings_of=asking.settings_of,
         record=record,
     )

@@ -7,7 +7,16 @@ from PIL import Image
 from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.dataset import load_dataset
 from qwenvl.evaluate.options import EvaluateOptions
-from qwenvl.evaluate.questions import Questions, QuestionSamples, blank, clusters_of, partners, shuffled, single_frame
+from qwenvl.evaluate.questions import (
+    Question,
+    Questions,
+    QuestionSamples,
+    blank,
+    clusters_of,
+    partners,
+    shuffled,
+    single_frame,
+)
 from qwenvl.step.contrast import shuffled_prompts
 from qwenvl.types import Message, Record
 
@@ -101,13 +110,13 @@ def test_without_media_the_prompt_is_text(dataset, collator):
     questions = Questions.of(dataset, EvaluateOptions(controls="text_only,other_clip"), seed=0)
     samples = QuestionSamples(dataset, questions, seed=0)
     number = next(n for n in range(len(dataset)) if dataset.record(n).videos)
-    sample = samples["text_only", number]
+    sample = samples[Question("text_only", number)]
     batch = collator([sample])["prompts"]
     assert batch.pixel_values_videos is None and batch.frames == [[]]
     text = collator.processor.tokenizer.decode(batch.input_ids[0])
     asked = dataset.record(number).messages[-1].text
     assert asked.startswith("<video>\n") and asked.removeprefix("<video>\n") in text and "<video>" not in text
-    other = samples["other_clip", number]
+    other = samples[Question("other_clip", number)]
     partner = dataset.record(questions.partners[number])
     assert [clip.info.path for clip in other.videos] == list(partner.videos) != list(sample.record.videos)
     assert other.record.solution == dataset.record(number).solution and other.record.index == number
@@ -136,9 +145,9 @@ def test_the_view_of_a_teacher_is_a_control(dataset):
     for number, own in questions.records.items():
         assert questions.applies("frames(12)", number) == bool(own.videos) and questions.applies("solution", number)
         if own.videos:
-            frames = [samples[control, number].videos[0].info.indices for control in ("none", "frames(12)")]
+            frames = [samples[Question(control, number)].videos[0].info.indices for control in ("none", "frames(12)")]
             assert len(frames[1]) == 12 > len(frames[0])
-        assert "The right answer is" in samples["solution", number].chat[-1]["content"][-1]["text"]
+        assert "The right answer is" in samples[Question("solution", number)].chat[-1]["content"][-1]["text"]
     for wrong in ("frames(1)", "frame(12)", "feedback"):
         with pytest.raises(ValueError, match=r"count must be at least 2|no such control"):
             Questions.of(dataset, EvaluateOptions(controls=wrong), seed=0)
