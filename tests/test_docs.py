@@ -22,7 +22,7 @@ from qwenvl.commands.plan import request_of as settings_of_a_plan
 from qwenvl.commands.serve import serve_request
 from qwenvl.config.command_line import parse_args, read_command, without_dry_run
 from qwenvl.config.grpo_config import GRPOConfig
-from qwenvl.evaluate.settings import evaluation_request, probe_request, try_request
+from qwenvl.evaluate.requests import evaluation_request, probe_request, try_request
 from qwenvl.vllm_server.__main__ import parse as parse_server
 from tests.made_clips import write_clip
 

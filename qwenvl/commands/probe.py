@@ -9,7 +9,8 @@ from pathlib import Path
 
 from qwenvl.evaluate.command import MODEL, PASSES, About, run_command
 from qwenvl.evaluate.options import ProbeOptions
-from qwenvl.evaluate.settings import PROBE_GROUPS, ProbeRequest, probe_request
+from qwenvl.evaluate.requests import ProbeRequest, probe_request
+from qwenvl.evaluate.settings import PROBE_GROUPS
 from qwenvl.failure import harmless
 from qwenvl.files import written_whole
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from qwenvl.evaluate.command import MODEL, About, run_command
 from qwenvl.evaluate.options import TryOptions
-from qwenvl.evaluate.settings import TRY_GROUPS, TryRequest, try_request
+from qwenvl.evaluate.requests import TryRequest, try_request
+from qwenvl.evaluate.settings import TRY_GROUPS
 from qwenvl.failure import harmless
 
 ABOUT = About(

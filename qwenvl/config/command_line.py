@@ -85,14 +85,14 @@ def without_dry_run(argv: Sequence[str]) -> tuple[list[str], str]:
     """The other arguments, and the value of ``--dry_run``: "" without the flag, "changed" for a bare one, or "all"."""
     words = list(argv)
     for place, word in enumerate(words):
-        flag = word.replace("-", "_")  # flags are written with either
+        flag = word[:2] + word[2:].replace("-", "_")  # flags are written with either
         before = words[:place]
         behind = words[place + 1 :]
-        if flag == "__dry_run=all":
+        if flag == "--dry_run=all":
             return [*before, *behind], "all"
-        if flag == "__dry_run" and behind[:1] == ["all"]:
+        if flag == "--dry_run" and behind[:1] == ["all"]:
             return [*before, *behind[1:]], "all"
-        if flag == "__dry_run":
+        if flag == "--dry_run":
             return [*before, *behind], "changed"
     return words, ""
 

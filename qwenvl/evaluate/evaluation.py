@@ -25,9 +25,9 @@ from qwenvl.data.errors import RecordError
 from qwenvl.evaluate.answers import as_json
 from qwenvl.evaluate.protocol import differing, model_facts, protocol_of
 from qwenvl.evaluate.questions import Question, Questions, QuestionSamples, toolbox_under
+from qwenvl.evaluate.requests import EvaluationRequest
 from qwenvl.evaluate.respondent import build_respondent, collator_of, in_blocks, pass_reward
 from qwenvl.evaluate.results import results_of
-from qwenvl.evaluate.settings import EvaluationRequest
 from qwenvl.evaluate.timelines import check_procedure, procedure_rows
 from qwenvl.inspection.steps import read_steps
 from qwenvl.rewards import Rubric

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from qwenvl.evaluate.command import MODEL, PASSES, About, run_command
 from qwenvl.evaluate.options import EvaluateOptions
-from qwenvl.evaluate.settings import EVALUATION_GROUPS, EvaluationRequest, evaluation_request
+from qwenvl.evaluate.requests import EvaluationRequest, evaluation_request
+from qwenvl.evaluate.settings import EVALUATION_GROUPS
 from qwenvl.failure import harmless
 
 ABOUT = About(

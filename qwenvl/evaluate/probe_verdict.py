@@ -13,8 +13,9 @@ from qwenvl.config.command_line import changed_flags
 from qwenvl.data.options import FrameOptions, PromptOptions, ReadingOptions
 from qwenvl.evaluate.answers import as_json
 from qwenvl.evaluate.probe_numbers import ProbeNumbers
+from qwenvl.evaluate.requests import ProbeRequest
 from qwenvl.evaluate.results_table import left_out_lines
-from qwenvl.evaluate.settings import ProbeRequest, setting_of
+from qwenvl.evaluate.settings import setting_of
 from qwenvl.model.weight_files import base_of_adapter
 from qwenvl.rewards.options import RewardOptions
 from qwenvl.rollout.options import GenerationOptions

@@ -16,7 +16,8 @@ from qwenvl.data.errors import RecordError, told_to_the_user
 from qwenvl.data.options import PromptOptions
 from qwenvl.evaluate.answers import Answers, rows_of
 from qwenvl.evaluate.probe_numbers import ProbeNumbers, ProbeQuestion, numbers_of, worth_of_looks
-from qwenvl.evaluate.questions import EVIDENCE, Questions, QuestionSamples
+from qwenvl.evaluate.questions import EVIDENCE, Question, Questions, QuestionSamples
+from qwenvl.evaluate.requests import ProbeRequest
 from qwenvl.evaluate.respondent import (
     Respondent,
     build_respondent,
@@ -25,7 +26,6 @@ from qwenvl.evaluate.respondent import (
     pass_reward,
     with_progress,
 )
-from qwenvl.evaluate.settings import ProbeRequest
 from qwenvl.rewards import Rubric
 from qwenvl.run_lock import NAME
 from qwenvl.run_log.log import AS_IT_IS, Rollout, RunLog
@@ -197,7 +197,7 @@ def _evidence_loaders(
     without_tools = GRPOCollator(collator.processor, PromptOptions.of(config))
 
     def under(control: str) -> DataLoader:
-        return loader_of(samples, [(control, number) for number in numbers], without_tools, config)
+        return loader_of(samples, [Question(control, number) for number in numbers], without_tools, config)
 
     return _EvidenceLoaders(overview=under(AS_IT_IS), right_span=under(EVIDENCE))
 

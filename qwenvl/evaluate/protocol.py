@@ -19,8 +19,10 @@ from qwenvl.data.dataset import GRPODataset
 from qwenvl.data.media.source import frame_files
 from qwenvl.data.options import FrameOptions, PromptOptions
 from qwenvl.data.prompt_settings import PromptSettings
+from qwenvl.evaluate.models import ModelSource
 from qwenvl.evaluate.questions import Questions
-from qwenvl.evaluate.settings import EVALUATION_GROUPS, OF_A_RUN, EvaluationRequest, ModelSource, names_of
+from qwenvl.evaluate.requests import EvaluationRequest
+from qwenvl.evaluate.settings import EVALUATION_GROUPS, OF_A_RUN, names_of
 from qwenvl.model.positions import position_rule
 from qwenvl.model.weight_files import base_of_adapter
 from qwenvl.own_code import code_hashes

@@ -1,17 +1,15 @@
-"""Command lines of ``qwenvl probe``, ``evaluate`` and ``try``, and the flags of training that they read."""
+"""The flags of training that evaluations, probes and questions read, and the settings of a model's own training."""
 
 from __future__ import annotations
 
-import os
-import re
 from collections.abc import Collection, Iterable, Sequence, Set
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from qwenvl.config.command_line import config_from, split_file, tell_otherwise, tokens_of
+from qwenvl.config.command_line import config_from, split_file, tokens_of
 from qwenvl.config.flags import FlagParser
 from qwenvl.config.other_names import unknown_flag
 from qwenvl.config.own_options import DeviceOptions, LoaderOptions
@@ -22,9 +20,9 @@ from qwenvl.data.prompt_settings import as_said
 from qwenvl.data.records.framing import Framing, asked_record
 from qwenvl.data.records.parse import ReadOptions, text_or_file
 from qwenvl.data.tool_options import ToolOptions
-from qwenvl.evaluate.options import EvaluateOptions, ProbeOptions, TryOptions
+from qwenvl.evaluate.models import ModelSource
 from qwenvl.evaluate.run_code import tell_of_code
-from qwenvl.evaluate.words import is_text, kind_of_medium, require_medium
+from qwenvl.evaluate.words import kind_of_medium
 from qwenvl.grpo.options import TeacherOptions
 from qwenvl.model.options import KernelOptions
 from qwenvl.option import Options, all_options
@@ -161,115 +159,7 @@ def skip_bad_records(config: GRPOConfig) -> None:
         config.on_long_prompt = "skip"
 
 
-# ---- the models of a command line
-
-
-@dataclass(frozen=True)
-class ModelSource:
-    """A model of a command line.
-
-    Attributes:
-        name: its name in tables.
-        path: a folder or a name on the hub, with the weights or the adapter.
-        run: the folder of the run that trained it. None if unknown.
-    """
-
-    name: str
-    path: str
-    run: str | None = None
-
-    def prompt_settings(self) -> PromptSettings | None:
-        """The settings of its prompts, from beside its weights or from the hub. None where none were saved."""
-        from qwenvl.data.prompt_settings import SETTINGS_FILE, PromptSettings
-
-        if Path(self.path).is_dir():
-            return PromptSettings.beside(self.path)
-        from transformers.utils import cached_file
-
-        quietly = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
-        try:
-            file = cached_file(self.path, SETTINGS_FILE, **quietly)
-        except OSError:  # no such model: loading its weights reports that
-            return None
-        return None if file is None else PromptSettings.load(Path(file).parent)
-
-
-def model_source(word: str | Path, taken: Sequence[str] = (), present: bool = False) -> ModelSource:
-    """The model that a word of a command line names.
-
-    Its name is the shortest end of its path that is not in ``taken``: at least the name of its folder, and for a
-    checkpoint also that of its run.
-
-    Args:
-        word: a checkpoint, an adapter's folder, a run's folder or a name on the hub. Of a run that has not ended it is
-            the newest checkpoint with whole weights.
-        present: a name on the hub must be one that can be read from here.
-
-    Raises:
-        FileNotFoundError: no such folder, or one without weights.
-        OSError: the hub does not answer, and its cache lacks the model.
-    """
-    from qwenvl.model.hub import require_model
-    from qwenvl.model.weight_files import has_weights
-
-    path = str(word)
-    run = None
-    folder = Path(word)
-    if folder.is_dir():
-        if not has_weights(folder):
-            folder = _newest_checkpoint(folder)
-        path = str(folder)
-        # The weights are in the folder of the run, or in a checkpoint in it.
-        run = next((str(each) for each in (folder, folder.parent) if (each / "run.json").is_file()), None)
-    elif present or folder.is_file() or path.startswith(("/", ".", "~")):
-        require_model(path)
-    # Of a folder in full: a relative path may be too short to tell two folders of the same name apart.
-    whole = Path(os.path.abspath(path)) if folder.is_dir() else Path(path)
-    parts = whole.relative_to(whole.anchor).parts
-    length = min(len(parts), 2 if parts[-1].startswith("checkpoint-") else 1)
-    while length < len(parts) and "/".join(parts[-length:]) in taken:
-        length += 1
-    return ModelSource(name="/".join(parts[-length:]), path=path, run=run)
-
-
-def named_models(words: Sequence[str], present: bool = False) -> list[ModelSource]:
-    """The models of an evaluation, each with a name of its own. Names stay when further models are added.
-
-    Args:
-        words, present: as for ``model_source``.
-
-    Raises:
-        ValueError: a model is given twice.
-        FileNotFoundError: no such folder, or one without weights.
-    """
-    models: list[ModelSource] = []
-    for word in words:
-        model = model_source(word, [other.name for other in models], present)
-        if any(os.path.abspath(other.path) == os.path.abspath(model.path) for other in models):
-            raise ValueError(f"MODEL {model.path} is given twice")
-        models.append(model)
-    return models
-
-
-def _newest_checkpoint(run: Path) -> Path:
-    """The newest checkpoint of a run with whole weights.
-
-    Raises:
-        FileNotFoundError: there is none.
-    """
-    if any(run.glob("checkpoint-*")):  # else there is no reason to load torch, with which checkpoints are read
-        from qwenvl.model.weight_files import has_weights, weights_problem
-        from qwenvl.run_log.checkpoints import checkpoints_of
-
-        for checkpoint in reversed(checkpoints_of(run)):
-            if has_weights(checkpoint) and weights_problem(checkpoint) is None:
-                return checkpoint
-    raise FileNotFoundError(
-        f"{run}: no weights in it; expected a model, an adapter, or a run's folder with a checkpoint"
-    )
-
-
-# ---- the commands
+# ---- the settings of a model's training
 
 
 def check_machine(settings: Any, models: Iterable[str], data: str | None = None) -> None:
@@ -290,200 +180,6 @@ def check_machine(settings: Any, models: Iterable[str], data: str | None = None)
     if data is not None:
         resolve_datasets(data, settings.dataset_catalog)
     check_names(settings.reward_funcs or (), settings.external_plugins or ())
-
-
-@dataclass(frozen=True, kw_only=True)
-class Request(Generic[Own]):
-    """A command line of ``qwenvl probe``, ``evaluate`` or ``try``.
-
-    Attributes:
-        argv: as typed.
-        config: as training would have it. Its model is that of a probe or a question.
-        options: of the command itself.
-        words: before the flags.
-        flags: flags of training, as typed.
-    """
-
-    argv: Sequence[str]
-    config: GRPOConfig
-    options: Own
-    words: Sequence[str]
-    flags: Sequence[str]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProbeRequest(Request[ProbeOptions]):
-    """A command line of ``qwenvl probe``.
-
-    Attributes:
-        file: a settings file of training. None: the flags say all.
-    """
-
-    file: Path | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class EvaluationRequest(Request[EvaluateOptions]):
-    """A command line of ``qwenvl evaluate``.
-
-    Attributes:
-        models: at least one.
-        settings_of: the origin of the settings that no flag sets. None: the defaults.
-        folder: of what is written: ``--output_dir``, or one that is named by models and data.
-    """
-
-    models: Sequence[ModelSource]
-    settings_of: str | None
-    folder: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class TryRequest(Request[TryOptions]):
-    """A command line of ``qwenvl try``.
-
-    Attributes:
-        settings_of: as of an ``EvaluationRequest``.
-        record: the question with its media. Its solution is empty without ``--solution``.
-    """
-
-    model: ModelSource
-    settings_of: str | None
-    record: Record
-
-
-def probe_request(argv: Sequence[str], begins: bool = False) -> ProbeRequest:
-    """The settings of a probe. Those of a file that only training reads are ignored; as flags they are refused.
-
-    Args:
-        begins: the command begins on this machine: check the model, the data and the rewards before torch is loaded.
-
-    Raises:
-        ValueError: an unknown, unfit or meaningless flag, or no model or data.
-    """
-    if os.environ.get("WORLD_SIZE", "1") != "1":
-        raise ValueError("a probe runs in one process: start it without torchrun or accelerate launch")
-    file, rest = split_file(argv)
-    words, options, flags = parse_words(rest, ProbeOptions, PROBE_GROUPS)
-    file_names_both = file is not None and not words
-    if len(words) != 2 and not file_names_both:
-        raise ValueError(f"expected MODEL DATA or a settings file before the flags, got {' '.join(words) or 'nothing'}")
-    named = ("model_name_or_path", "dataset_use")
-    tokens = [f"--{name}={word}" for name, word in zip(named, words, strict=True)] if words else []
-
-    def check(settings: Any) -> None:
-        for name in named:
-            if getattr(settings, name) is None:
-                raise ValueError(f"{file}: {name} is missing; set it there, or give MODEL DATA before the flags")
-        if begins:
-            check_machine(settings, [settings.model_name_or_path], settings.dataset_use)
-            tell_otherwise(settings.model_name_or_path, settings)
-
-    only = {*names_of(*PROBE_GROUPS), *named, "start_from_weights"}
-    config = config_from(file, [*tokens, *flags], only=only, check=check)
-    if not words and config.start_from_weights is not None:  # as the run of the file begins
-        config.model_name_or_path = config.start_from_weights
-    skip_bad_records(config)
-    if options.samples is not None and options.samples < config.grpo_sample_size:
-        raise ValueError(
-            f"--samples {options.samples} is below --grpo_sample_size {config.grpo_sample_size}: what a group of "
-            "training would look like can't be told from fewer completions"
-        )
-    return ProbeRequest(argv=argv, config=config, options=options, words=words, file=file, flags=flags)
-
-
-def evaluation_request(argv: Sequence[str], begins: bool = False) -> EvaluationRequest:
-    """The models and settings of an evaluation.
-
-    Settings come from the flags, then from ``--config FILE``, or without one from the run of the last MODEL that comes
-    from one.
-
-    Args:
-        begins: as for ``probe_request``.
-
-    Raises:
-        ValueError: an unknown, unfit or meaningless flag, or no model or data.
-    """
-    words, options, rest = parse_words(argv, EvaluateOptions, EVALUATION_GROUPS)
-    if len(words) < 2:
-        raise ValueError(f"expected MODEL DATA before the flags, got {' '.join(words) or 'nothing'}")
-    file, flags = split_file(rest)
-    if options.samples == 1:
-        refuse_drawing(flags)
-    *model_words, data = words
-    models = named_models(model_words, present=begins)
-    of_run = [model for model in models if model.run is not None]
-    tokens: list[str] = []
-    source = None
-    if file is not None:
-        source = str(file)
-    elif of_run:
-        source = str(of_run[-1].run)
-        tokens = training_flags(of_run[-1], flags)
-    check = partial(check_machine, models=[model.path for model in models], data=data) if begins else None
-    only = names_of(*EVALUATION_GROUPS)
-    # Of a setting that stands twice the last one counts: flags override those of the run.
-    config = config_from(file, [*tokens, f"--dataset_use={data}", *flags], only=only, check=check)
-    if config.engine_has_own_weights and config.world_size > 1:
-        raise ValueError(
-            f"--rollout_engine {config.rollout_engine} evaluates in one process: start it without torchrun or "
-            "accelerate launch, and give several servers by --vllm_server"
-        )
-    skip_bad_records(config)
-    return EvaluationRequest(
-        argv=argv,
-        config=config,
-        options=options,
-        words=words,
-        models=models,
-        flags=flags,
-        settings_of=source,
-        folder=options.output_dir or str(_evaluation_folder(models, data)),
-    )
-
-
-def _evaluation_folder(models: Sequence[ModelSource], data: str) -> Path:
-    """The default ``--output_dir`` of an evaluation, named by its models and data sets."""
-    datasets = "+".join(Path(part).stem for part in data.split(","))
-    name = "-".join([*(model.name for model in models), "on", datasets])
-    return Path("runs", "evaluate", re.sub(r"[^\w.+-]+", "-", name)[:120])
-
-
-def try_request(argv: Sequence[str], begins: bool = False) -> TryRequest:
-    """The question of a command line, and the settings to ask it with.
-
-    Args:
-        begins: as for ``probe_request``.
-
-    Raises:
-        ValueError, OSError: an unknown, unfit or meaningless flag, no question, no such model or file.
-    """
-    # ``-n 4`` and ``-n4``, as users write them, for the parser that knows long names alone.
-    argv = ["--n" if word == "-n" else re.sub(r"^-n(\d+)$", r"--n=\1", word) for word in argv]
-    words, options, flags = parse_words(argv, TryOptions, TRY_GROUPS)
-    if len(words) < 2 or not is_text(words[-1]):
-        raise ValueError("expected MODEL, clips or images, and a question in quotes, in this order, before the flags")
-    if options.n == 1:
-        refuse_drawing(flags)
-    scoring = names_of(RewardOptions).intersection(map(setting_of, flags))
-    if options.solution is None and scoring:
-        raise ValueError(f"--{min(scoring)} has no effect without --solution: there is nothing to score an answer by")
-    model_word, *media, question = words
-    for path in media:
-        require_medium(path)
-    model = model_source(model_word, present=begins)
-    config = config_for(model, flags, reading={"system"}, begins=begins, scores=options.solution is not None)
-    asking = asking_of(model, config, flags)
-    record = record_of(media, question, options.solution, asking, options=options.choices or ())
-    return TryRequest(
-        argv=argv,
-        config=config,
-        options=options,
-        words=words,
-        flags=flags,
-        model=model,
-        settings_of=asking.settings_of,
-        record=record,
-    )
 
 
 def config_for(

@@ -8,15 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qwenvl.evaluate.settings import (
-    Asking,
-    ModelSource,
-    asking_of,
-    config_for,
-    model_source,
-    parse_words,
-    refuse_drawing,
-)
+from qwenvl.evaluate.models import ModelSource, model_source
+from qwenvl.evaluate.settings import Asking, asking_of, config_for, parse_words, refuse_drawing
 from qwenvl.failure import beginning
 from qwenvl.option import Options, no_effect, option, was_set
 from qwenvl.rewards.options import RewardOptions

@@ -84,16 +84,9 @@ def prepared(own: argparse.Namespace, flags: Sequence[str]) -> tuple[Any, Any, d
     from qwenvl.data.media.open import resolve_backend
     from qwenvl.data.options import FrameOptions, PromptOptions
     from qwenvl.data.records.parse import ReadOptions
+    from qwenvl.evaluate.models import model_source
     from qwenvl.evaluate.protocol import model_facts
-    from qwenvl.evaluate.settings import (
-        LMMS_GROUPS,
-        Asking,
-        asking_of,
-        config_for,
-        model_source,
-        refuse_drawing,
-        refuse_others,
-    )
+    from qwenvl.evaluate.settings import LMMS_GROUPS, Asking, asking_of, config_for, refuse_drawing, refuse_others
     from qwenvl.option import Options
     from qwenvl.run_log.log import installed_versions
     from scripts.lmms.model import QwenVL

@@ -18,7 +18,7 @@ from qwenvl.config.settings import TrainingSettings, WarmupSettings
 from qwenvl.config.trainer_settings import TrainerSettings
 from qwenvl.data.options import FrameOptions, PromptOptions
 from qwenvl.data.prompt_settings import PromptSettings
-from qwenvl.evaluate.settings import probe_request
+from qwenvl.evaluate.requests import probe_request
 from qwenvl.option import choices_of
 
 NEEDED = ["--model_name_or_path", "tiny", "--dataset_use", "sop", "--use_cpu"]

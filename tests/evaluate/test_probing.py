@@ -11,7 +11,7 @@ from qwenvl.config.command_line import parse_args
 from qwenvl.evaluate.answers import Answers
 from qwenvl.evaluate.probe_numbers import LooksWorth, ProbeNumbers, ProbeQuestion, numbers_of, worth_of_looks
 from qwenvl.evaluate.probe_verdict import next_command, verdict
-from qwenvl.evaluate.settings import probe_request
+from qwenvl.evaluate.requests import probe_request
 from qwenvl.rewards import RewardError
 from qwenvl.rewards.options import RewardOptions
 from qwenvl.rollout.options import GenerationOptions

@@ -15,8 +15,10 @@ from qwenvl.data.records.parse import ReadOptions
 from qwenvl.data.tool_options import ToolOptions
 from qwenvl.evaluate import respondent as respondent_module
 from qwenvl.evaluate import settings as settings_module
+from qwenvl.evaluate.models import named_models
 from qwenvl.evaluate.protocol import fingerprint, trained_otherwise
-from qwenvl.evaluate.settings import config_for, evaluation_request, named_models, probe_request
+from qwenvl.evaluate.requests import evaluation_request, probe_request
+from qwenvl.evaluate.settings import config_for
 from qwenvl.run_log.log import RunLog
 
 FLAGS = ("--use_cpu", "--generation_max_length", "4")

@@ -6,7 +6,7 @@ import pytest
 
 from qwenvl.cli import main
 from qwenvl.evaluate.command import About, run_command
-from qwenvl.evaluate.settings import probe_request
+from qwenvl.evaluate.requests import probe_request
 from qwenvl.option import Options
 from qwenvl.own_code import OwnCodeError
 from tests.made_clips import write_clip

@@ -8,9 +8,10 @@ from transformers import AutoProcessor
 
 from qwenvl.commands.data import main as data_command
 from qwenvl.commands.preview import main as preview_command
+from qwenvl.evaluate.models import model_source
 from qwenvl.evaluate.protocol import model_facts, trained_otherwise
 from qwenvl.evaluate.respondent import collator_of
-from qwenvl.evaluate.settings import config_for, model_source
+from qwenvl.evaluate.settings import config_for
 from qwenvl.run_log.log import read_config
 
 THINKS = """

@@ -21,7 +21,7 @@ from qwenvl.data.prompt_settings import PromptSettings
 from qwenvl.data.records.framing import Framing
 from qwenvl.data.records.parse import ReadOptions, Row, parse_row
 from qwenvl.demo.clips import encode
-from qwenvl.evaluate.settings import try_request
+from qwenvl.evaluate.requests import try_request
 from qwenvl.rewards.kinds import CHOICE, WORDS
 from qwenvl.rollout.servers import ServerRefusedError
 from qwenvl.use.answers import MOST_UNSENT, _Choice
