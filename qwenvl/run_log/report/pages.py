@@ -241,15 +241,12 @@ def write_groups(run: Run, number: int, data: PageData, read: Reading) -> tuple[
     """
     rows: list[GroupRow] = []
     strips_by_step: dict[int, list[Strip]] = {}
-
-    # A generator, so that the texts of one page are in memory at a time. Rows and strips are small.
-    def shown() -> Iterator[dict[str, Any]]:
-        for group in grouped(read_rollouts(run.folder, split=None)):
-            rows.append(row_of(group))
-            strips_by_step.setdefault(group[0].step, []).extend(strips_of(group))
-            yield group_as_shown(group, read)
-
-    places = write_pages(shown(), number, data)
+    pages = PageWriter(data, number)
+    for group in grouped(read_rollouts(run.folder, split=None)):
+        rows.append(row_of(group))
+        strips_by_step.setdefault(group[0].step, []).extend(strips_of(group))
+        pages.add(group_as_shown(group, read))
+    places = pages.finish()
     # The name: a page that is open has the numbers of the runs from its own curves, and loads this file later.
     facts = {"name": run.name, **index(rows, places)}
     data.write(f"run-{number}/index.js", f"report.index({number}, {as_json(facts)})")
@@ -259,46 +256,62 @@ def write_groups(run: Run, number: int, data: PageData, read: Reading) -> tuple[
     return rows, list(dict.fromkeys(newest_first))
 
 
-def write_pages(shown: Iterable[dict[str, Any]], number: int, data: PageData) -> dict[str, list[Any]]:
-    """Write objects as pages of ``PAGE_BYTES`` or a little more, and remove further pages of an earlier report.
+class PageWriter:
+    """Writes objects as pages of ``PAGE_BYTES`` or a little more. One page is in memory at a time.
 
     A page in a browser has its index from when it was opened, and loads files of pages later. They may have been
     written again since, with other objects in the same places. So index and page both have the version of each object.
 
     Args:
-        shown: the objects. One page is in memory at a time.
         number: of the run in the report.
-
-    Returns:
-        For each object the number of its ``page``, its ``place`` there, from 0, and its ``version``.
     """
-    places: dict[str, list[Any]] = {"page": [], "place": [], "version": []}
-    pages = 0  # written so far, and the number of the next one
-    texts: list[str] = []  # of the next one
-    for value in shown:
-        places["page"].append(pages)
-        places["place"].append(len(texts))
-        text = as_json(value)
-        places["version"].append(_version(text))
-        texts.append(text)
-        if sum(map(len, texts)) > PAGE_BYTES:
-            _write_page(data, number, pages, texts, places["version"][-len(texts) :])
-            pages += 1
-            texts = []
-    if texts:
-        _write_page(data, number, pages, texts, places["version"][-len(texts) :])
-        pages += 1
-    for old in (data.folder / f"run-{number}").glob("page-*.js"):
-        number_of_page = old.stem.removeprefix("page-")
-        if number_of_page.isdecimal() and int(number_of_page) >= pages:
-            old.unlink()
-    return places
+
+    def __init__(self, data: PageData, number: int) -> None:
+        self._data = data
+        self._number = number
+        self._places: dict[str, list[Any]] = {"page": [], "place": [], "version": []}
+        self._pages = 0  # written so far, and the number of the next one
+        self._texts: list[str] = []  # of the next one
+
+    def add(self, shown: Mapping[str, Any]) -> None:
+        """One more object."""
+        text = as_json(shown)
+        self._places["page"].append(self._pages)
+        self._places["place"].append(len(self._texts))
+        self._places["version"].append(_version(text))
+        self._texts.append(text)
+        if sum(map(len, self._texts)) > PAGE_BYTES:
+            self._write()
+
+    def finish(self) -> dict[str, list[Any]]:
+        """Write the last page, and remove further pages of an earlier report.
+
+        Returns:
+            For each object the number of its ``page``, its ``place`` there, from 0, and its ``version``.
+        """
+        if self._texts:
+            self._write()
+        for old in (self._data.folder / f"run-{self._number}").glob("page-*.js"):
+            number_of_page = old.stem.removeprefix("page-")
+            if number_of_page.isdecimal() and int(number_of_page) >= self._pages:
+                old.unlink()
+        return self._places
+
+    def _write(self) -> None:
+        body = ",\n".join(self._texts)
+        versions = " ".join(self._places["version"][-len(self._texts) :])
+        call = f'report.page({self._number}, {self._pages}, "{versions}", [\n{body}\n])'
+        self._data.write(f"run-{self._number}/page-{self._pages}.js", call)
+        self._pages += 1
+        self._texts = []
 
 
-def _write_page(data: PageData, number: int, page: int, texts: Sequence[str], versions: Sequence[str]) -> None:
-    body = ",\n".join(texts)
-    call = f'report.page({number}, {page}, "{" ".join(versions)}", [\n{body}\n])'
-    data.write(f"run-{number}/page-{page}.js", call)
+def write_pages(shown: Iterable[Mapping[str, Any]], number: int, data: PageData) -> dict[str, list[Any]]:
+    """The places of objects in the pages that are written of them, see ``PageWriter``."""
+    pages = PageWriter(data, number)
+    for each in shown:
+        pages.add(each)
+    return pages.finish()
 
 
 def _version(text: str) -> str:

@@ -50,10 +50,6 @@ function recordOf(label, done) {
   return ` {${others ? `${others},` : ""}${brackets}}`;
 }
 
-// A text as rewards read it: a full-width （2） is (2), and so is a 2 in a circle.
-const asRewardsRead = (text) =>
-  text.replace(/[\u2460-\u2473]/g, (sign) => `(${sign.normalize("NFKC")})`).normalize("NFKC");
-
 // A range: "(2)-(4)", "(2) to (4)", and "2-4" alone. It may leave out step 3, or mean it.
 const BETWEEN_MARKS =
   /\)[ \t]*(?:[-\u2010-\u2015~]+|\.{2,3}|\u2026|(?:to|through|until|till|bis)(?!\p{L}))\s*\(\s*[0-9]/u;

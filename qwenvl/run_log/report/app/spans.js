@@ -58,9 +58,13 @@ const RANGE_IN_NAME = /\d\s*(?:-{1,2}>?|[\u2010-\u2015\u2192\u2212~\u301c]|\.{2,
 const UNIT_FIRST =
   /^(?:%|(?:s|secs?|seconds?|ms|msecs?|milliseconds?|mins?|minutes?|hrs?|hours?|frames?|percent|per\scent|pct)\b|[mh]\s{0,4}(?:$|[(:])|秒|分|毫秒|小时|小時|時間|帧|幀)/i;
 
-// Why training would not read the name of a step, or nothing. It reads full-width signs as plain ones, and ② as (2).
+// A text as rewards read it: a full-width （2） is (2), and so is a 2 in a circle.
+const asRewardsRead = (text) =>
+  text.replace(/[\u2460-\u2473]/g, (sign) => `(${sign.normalize("NFKC")})`).normalize("NFKC");
+
+// Why training would not read the name of a step, or nothing.
 function stepProblem(typed) {
-  const text = typed.replace(/[\u2460-\u2473]/g, (sign) => `(${sign.normalize("NFKC")})`).normalize("NFKC");
+  const text = asRewardsRead(typed);
   if (!/[\p{L}\p{N}]/u.test(text)) return "expected the number or the name of a step";
   if (/[;<{}]/.test(text) || RANGE_IN_NAME.test(text)) return "a step can't hold ; < { } or a range such as 2-3";
   if (UNIT_FIRST.test(text)) return "a step can't begin with a unit of time: what is it that happens?";
