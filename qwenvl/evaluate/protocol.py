@@ -74,11 +74,11 @@ def model_facts(
         "template_hash": hash_of(str(collator.processor.chat_template)),
         "template_arguments": collator.ruler.effective_arguments,
         "prompts_hash": prompts_hash,
-        "trained_otherwise": trained_otherwise(model.path, config),
+        "trained_otherwise": settings_otherwise(model.path, config),
     }
 
 
-def trained_otherwise(path: str, config: GRPOConfig) -> list[tuple[str, Any, Any]]:
+def settings_otherwise(path: str, config: GRPOConfig) -> list[tuple[str, Any, Any]]:
     """Prompt settings of a model's training that differ here: name, value there, value here."""
     saved = PromptSettings.beside(path)
     return [] if saved is None else saved.otherwise(PromptSettings.of(config, None, ""))

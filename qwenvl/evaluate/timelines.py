@@ -14,10 +14,10 @@ from qwenvl.rewards.functions.text import solution_of
 from qwenvl.rewards.functions.timelines import edit_of, f1_at, frames_right, matches, overlaps, read_pair
 from qwenvl.rewards.table import about_a_timeline
 from qwenvl.run_log.log import AS_IT_IS, EvaluationSample
+from qwenvl.run_log.report.timelines import FOUND_AT
 from qwenvl.timeline import TimedStep, numbers_by_name, timeline_in
 
 FPS = 10.0  # of frame accuracy, as the reward has it by default
-RECALL_AT = 0.5  # intersection over union from which a span counts as found
 NEAR_AT = 0.1  # and from which its edges are compared, and it is taken for another step
 
 Row = dict[str, Any]
@@ -82,7 +82,7 @@ def step_rows(answers: Iterable[ReadAnswer]) -> list[Row]:
             if not names.get(span.step):
                 listed = answer.names.get(span.step) if isinstance(span.step, int) else None
                 names[span.step] = listed or span.name
-        for _, partner in matches(RECALL_AT, answer.named, answer.true):
+        for _, partner in matches(FOUND_AT, answer.named, answer.true):
             found[answer.true[partner].step] += 1
         for place, partner in matches(NEAR_AT, answer.named, answer.true):
             ours = answer.named[place]

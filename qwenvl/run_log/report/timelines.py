@@ -11,7 +11,7 @@ from qwenvl.types import FrameInfo
 
 MOST_SPANS = 200
 """Spans of one answer on a page. An answer may have many more, which nobody reads."""
-FOUND_AT = 0.5  # intersection over union from which a span counts as found, as evaluations have it
+FOUND_AT = 0.5  # intersection over union from which a span counts as found
 
 Messages = Sequence[Mapping[str, str]]
 """The turns of a prompt, each with ``role`` and ``text``."""

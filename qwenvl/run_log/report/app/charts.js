@@ -326,16 +326,8 @@ function drawPoints(curve, scale) {
   return drawn;
 }
 
-function nearest(places, place) {
-  let best = 0;
-  places.forEach((each, n) => {
-    if (Math.abs(each - place) < Math.abs(places[best] - place)) best = n;
-  });
-  return best;
-}
-
 function readoutOf(curve, place) {
-  const n = nearest(curve.places, place);
+  const n = nearestTo(curve.places, place);
   const trend = curve.smooth === curve.values ? "" : `, smoothed ${brief(curve.smooth[n])}`;
   const spread = curve.ci95 ? (curve.ci95[n] === null ? "" : ` ± ${brief(curve.ci95[n])}`) : trend;
   const many = curve.each > 1 ? ` (mean of ${curve.each} rows)` : "";
@@ -367,7 +359,7 @@ function hover(picture, places, scale, readout, words) {
   };
   picture.append(line);
   picture.addEventListener("pointermove", (event) =>
-    show(nearest(places, scale.place(event.clientX - picture.getBoundingClientRect().left))),
+    show(nearestTo(places, scale.place(event.clientX - picture.getBoundingClientRect().left))),
   );
   picture.addEventListener("pointerleave", hide);
   picture.addEventListener("blur", hide);
@@ -398,7 +390,7 @@ function phaseChart(phases, width, readout) {
     );
   });
   hover(picture, places, scale, readout, (place) => {
-    const at = nearest(places, place);
+    const at = nearestTo(places, place);
     return phases.names.map((name, n) => ({
       kind: `phase-${n % 8}`,
       step: phases.steps[at],

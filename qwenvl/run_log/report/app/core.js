@@ -74,6 +74,15 @@ function brief(value) {
 // "1 answer", "2,000 answers".
 const counted = (count, noun) => `${count.toLocaleString("en")} ${noun}${count === 1 ? "" : "s"}`;
 
+// The place of the value that is nearest to one that is wanted.
+function nearestTo(values, wanted) {
+  let best = 0;
+  values.forEach((value, n) => {
+    if (Math.abs(value - wanted) < Math.abs(values[best] - wanted)) best = n;
+  });
+  return best;
+}
+
 const fixed = (value) => (value === null || value === undefined ? "–" : value.toFixed(3));
 
 // A long name with its middle left out: names of a set often differ in their ends.

@@ -305,7 +305,7 @@ function callView(call, written, group) {
     .map(([name, value]) => `${name} ${plain(value)}`)
     .join(", ");
   const [clip] = call.clips;
-  const count = (number, noun) => (number ? `${number} ${noun}${number === 1 ? "" : "s"}` : null);
+  const count = (number, noun) => (number ? counted(number, noun) : null);
   const got = [
     count(clip?.indices.length, "frame"),
     count(call.pictures, "picture"),

@@ -113,14 +113,6 @@ function placeOnAxis(share) {
   return `left:${100 * share}%;transform:translateX(${shift}%)`;
 }
 
-function nearestTo(values, wanted) {
-  let best = 0;
-  values.forEach((value, n) => {
-    if (Math.abs(value - wanted) < Math.abs(values[best] - wanted)) best = n;
-  });
-  return best;
-}
-
 // The steps that spans name, each once, with their colours.
 function stepsLegend(spans) {
   const steps = new Map();
