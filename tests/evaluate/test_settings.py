@@ -16,7 +16,7 @@ from qwenvl.data.tool_options import ToolOptions
 from qwenvl.evaluate import respondent as respondent_module
 from qwenvl.evaluate import settings as settings_module
 from qwenvl.evaluate.models import named_models
-from qwenvl.evaluate.protocol import fingerprint, trained_otherwise
+from qwenvl.evaluate.protocol import fingerprint
 from qwenvl.evaluate.requests import evaluation_request, probe_request
 from qwenvl.evaluate.settings import config_for
 from qwenvl.run_log.log import RunLog
@@ -181,12 +181,12 @@ def test_settings_that_differ_from_those_of_training_are_listed(tmp_path):
     saved = PromptSettings(FrameOptions(video_max_frames=16), PromptOptions(max_pixels=999_999), system="Be brief.")
     saved.save(tmp_path)
     config = GRPOConfig(str(tmp_path), video_max_frames=4)
-    assert trained_otherwise(str(tmp_path), config) == [
+    assert settings_otherwise(str(tmp_path), config) == [
         ("video_max_frames", 16, 4),
         ("max_pixels", 999_999, PromptOptions.max_pixels),
         ("system", "Be brief.", None),
     ]
-    assert trained_otherwise("org/base", config) == []
+    assert settings_otherwise("org/base", config) == []
 
 
 def test_a_fingerprint_tells_weights_apart(tiny_checkpoint, tmp_path):
@@ -223,7 +223,7 @@ def test_tools_of_training_come_with_weights_without_their_run(tmp_path, capsys)
     assert ToolOptions.of(config_for(model, [])) == trained
     assert config_for(model, ["--max_turns", "2"]).max_turns == 2
     plain = GRPOConfig(str(tmp_path))
-    assert trained_otherwise(str(tmp_path), plain) == [
+    assert settings_otherwise(str(tmp_path), plain) == [
         ("tools", ["look"], None),
         ("max_turns", 5, ToolOptions.max_turns),
         ("look_frames", 8, ToolOptions.look_frames),
@@ -235,7 +235,7 @@ def test_tools_of_training_come_with_weights_without_their_run(tmp_path, capsys)
     assert f"{tmp_path} was trained with --tools look mine.py:f, and has no tools here: mine.py:f is code" in said
     config_for(model, ["--tools", "look"])
     assert capsys.readouterr().err == ""
-    assert trained_otherwise(str(tmp_path), plain) == [("tools", ["look", "mine.py:f"], None)]
+    assert settings_otherwise(str(tmp_path), plain) == [("tools", ["look", "mine.py:f"], None)]
 
 
 @pytest.mark.parametrize(
