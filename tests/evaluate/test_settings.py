@@ -16,7 +16,7 @@ from qwenvl.data.tool_options import ToolOptions
 from qwenvl.evaluate import respondent as respondent_module
 from qwenvl.evaluate import settings as settings_module
 from qwenvl.evaluate.models import named_models
-from qwenvl.evaluate.protocol import fingerprint
+from qwenvl.evaluate.protocol import fingerprint, settings_otherwise
 from qwenvl.evaluate.requests import evaluation_request, probe_request
 from qwenvl.evaluate.settings import config_for
 from qwenvl.run_log.log import RunLog

@@ -9,7 +9,7 @@ from transformers import AutoProcessor
 from qwenvl.commands.data import main as data_command
 from qwenvl.commands.preview import main as preview_command
 from qwenvl.evaluate.models import model_source
-from qwenvl.evaluate.protocol import model_facts, trained_otherwise
+from qwenvl.evaluate.protocol import model_facts, settings_otherwise
 from qwenvl.evaluate.respondent import collator_of
 from qwenvl.evaluate.settings import config_for
 from qwenvl.run_log.log import read_config
@@ -85,7 +85,7 @@ def test_the_arguments_of_the_template_are_recorded_and_used_again(make_trainer,
     collator, sample = collator_of(config), trainer.train_dataset[0]
     assert torch.equal(collator([sample])["prompts"].input_ids, trainer.data_collator([sample])["prompts"].input_ids)
     assert model_facts(model, config, collator)["template_arguments"] == set_ones | {"ids": None}
-    assert trained_otherwise(run, config) == []
+    assert settings_otherwise(run, config) == []
 
 
 def test_preview_and_check_take_the_arguments_of_the_template(thinking_checkpoint, sop_data, tmp_path, capsys):
