@@ -45,11 +45,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if (args.steps is not None and args.steps < 1) or (args.clips is not None and args.clips < 8):
         parser.error("expected --steps of at least 1 and --clips of at least 8, a batch")
-    demo = args.kind(
-        folder=args.output_dir.resolve(),
+    demo = args.kind.of(
+        args.output_dir.resolve(),
         seed=args.seed,
-        steps=args.steps or 0,
-        clips=args.clips or 0,
+        steps=args.steps,
+        clips=args.clips,
         family=args.family,
     )
     with told_to_the_user("qwenvl demo", errors=(OSError,)):

@@ -17,7 +17,7 @@ from contextlib import redirect_stdout
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import yaml
 
@@ -63,20 +63,26 @@ class Defaults:
     family: FamilyName
 
 
+def is_linear(family: FamilyName) -> bool:
+    """Whether most layers of a family have linear attention."""
+    return family.startswith("qwen3_5")
+
+
 @dataclass
 class Demo:
-    """One demo: its folder, and everything that its result depends on. 0 and None: the default of the class.
+    """One demo: its folder, and everything that its result depends on.
 
     Attributes:
         steps: optimizer steps of GRPO, 8 prompts x 8 completions each.
         clips: to train on.
+        family: of the model.
     """
 
     folder: Path
-    seed: int = 0
-    steps: int = 0
-    clips: int = 0
-    family: Any = None  # a FamilyName
+    seed: int
+    steps: int
+    clips: int
+    family: FamilyName
 
     folder_name: ClassVar[str] = "demo"  # below runs/
     task: ClassVar[str] = "name the steps of videos"
@@ -89,12 +95,22 @@ class Demo:
     texts: ClassVar[Any] = staticmethod(tokenizer_texts)  # that the tokenizer is trained on
     measure: ClassVar[str] = "accuracy"  # the reward that is 1 where an answer is right
 
-    def __post_init__(self) -> None:
-        usual = self.defaults
-        self.family = self.family or usual.family
-        self.linear = self.family.startswith("qwen3_5")  # whether its attention is
-        self.steps = self.steps or (usual.linear_steps if self.linear else usual.steps)
-        self.clips = self.clips or usual.clips
+    @classmethod
+    def of(
+        cls,
+        folder: Path,
+        *,
+        seed: int = 0,
+        steps: int | None = None,
+        clips: int | None = None,
+        family: FamilyName | None = None,
+    ) -> Self:
+        """The demo with the defaults of its class for what is None."""
+        usual = cls.defaults
+        family = family or usual.family
+        if steps is None:
+            steps = usual.linear_steps if is_linear(family) else usual.steps
+        return cls(folder=folder, seed=seed, steps=steps, clips=clips or usual.clips, family=family)
 
     @property
     def data(self) -> Path:
@@ -160,7 +176,7 @@ class Demo:
             "learning_rate": 2e-3,
             "lr_scheduler_type": "constant_with_warmup",
             "warmup_steps": 10,
-        } | (LINEAR_ATTENTION if self.linear else {})
+        } | (LINEAR_ATTENTION if is_linear(self.family) else {})
 
     def commands(self) -> list[tuple[str, str, dict[str, Any]]]:
         """Commands in their order: the name of the settings file, the command and its settings."""
@@ -304,32 +320,32 @@ def run_demo(demo: Demo) -> None:
     settle_output()
     take_one_thread()
     started = time.time()
-    say = partial(print, flush=True)  # in order with standard error, in a file too
+    told = partial(print, flush=True)  # in order with standard error, in a file too
     _clear(demo)
     default = f"by default {demo.minutes} minutes on two cores"
-    say(f"A tiny {FAMILIES[demo.family].name} learns to {demo.task}, in {demo.folder} ({default})")
+    told(f"A tiny {FAMILIES[demo.family].name} learns to {demo.task}, in {demo.folder} ({default})")
     commands = demo.commands()
     evaluation = demo.evaluation_words()
     last = len(commands) + 2
-    say(f"[1/{last}] clips: {demo.clips} to train on, {demo.clip_settings.heldout} held out")
+    told(f"[1/{last}] clips: {demo.clips} to train on, {demo.clip_settings.heldout} held out")
     demo.make_data(demo.data, demo.clip_settings)
     _write_start(demo)
     # The commands of a real run, with their settings in files.
     for number, (name, command, settings) in enumerate(commands, 2):
         config = demo.folder / f"{name}.yaml"
         config.write_text(yaml.safe_dump(settings, sort_keys=False))
-        say(f"[{number}/{last}] {_command(command, '--config', config)}")
+        told(f"[{number}/{last}] {_command(command, '--config', config)}")
         if command == "warmup":
             start_warmup(["--config", str(config)], says_next=False)  # it comes now, with better records
         else:
             start_training(["--config", str(config)])
-    say(f"[{last}/{last}] does it look? {_command('evaluate', *evaluation)}")
+    told(f"[{last}/{last}] does it look? {_command('evaluate', *evaluation)}")
     with redirect_stdout(io.StringIO()):  # its table is shown at the end
         evaluate_held_out(evaluation)
     add_pictures(make_report([demo.run], demo.run / "report"))
     minutes = round((time.time() - started) / 60, 2)
     (demo.folder / MARK).write_text(json.dumps({"minutes": minutes}) + "\n")
-    say(f"\nDone in {minutes:.1f} minutes.\n")
+    told(f"\nDone in {minutes:.1f} minutes.\n")
 
 
 def take_one_thread() -> None:

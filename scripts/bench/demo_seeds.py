@@ -49,7 +49,8 @@ def main(argv: list[str] | None = None) -> int:
     folder = (args.output_dir / task).resolve()
     name = f"{args.family or 'default'}-{args.steps or 'default'}"
     demos: list[Demo] = [
-        args.kind(folder / name / f"seed-{seed}", seed, args.steps or 0, family=args.family) for seed in args.seeds
+        args.kind.of(folder / name / f"seed-{seed}", seed=seed, steps=args.steps, family=args.family)
+        for seed in args.seeds
     ]
     lines, unclear = [], []
     for seed, demo in zip(args.seeds, demos, strict=True):

@@ -36,7 +36,7 @@ def main() -> None:
     args = parser.parse_args()
     lines = []
     for seed in args.seeds:
-        demo = Demo((args.output_dir / f"seed-{seed}").resolve(), seed=seed, steps=args.steps)
+        demo = Demo.of((args.output_dir / f"seed-{seed}").resolve(), seed=seed, steps=args.steps)
         rewards = {name: rewards_of(demo, name) for name in RUNS}
         goal = list(rewards["GRPO"].values())[-1]
         for name, by_step in rewards.items():

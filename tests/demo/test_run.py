@@ -111,14 +111,14 @@ def test_too_few_clips_or_steps_are_refused(flags, message, capsys):
 def test_all_commands_take_the_settings_of_every_family(tmp_path, family):
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "datasets.yaml").touch()
-    (_, _, warmup), (_, _, training) = Demo(tmp_path, family=family).commands()
+    (_, _, warmup), (_, _, training) = Demo.of(tmp_path, family=family).commands()
     warmup, training = WarmupConfig(**warmup), GRPOConfig(**training)
     assert (warmup.stop_below_loss < 0.13) == family.startswith("qwen3_5")
     assert warmup.video_max_frame_pixels == training.video_max_frame_pixels == (56**2 if "qwen2" in family else 64**2)
-    (_, _, sight), (_, _, calls), (_, _, train) = LookDemo(tmp_path, family=family).commands()
+    (_, _, sight), (_, _, calls), (_, _, train) = LookDemo.of(tmp_path, family=family).commands()
     assert WarmupConfig(**sight).tools is None
     assert WarmupConfig(**calls).tools == GRPOConfig(**train).tools == ["look"]
-    (_, _, warmup), (_, _, training) = TimelineDemo(tmp_path, family=family).commands()
+    (_, _, warmup), (_, _, training) = TimelineDemo.of(tmp_path, family=family).commands()
     assert WarmupConfig(**warmup).output_dir == GRPOConfig(**training).model_name_or_path
     assert sight["output_dir"] == calls["model_name_or_path"] and calls["output_dir"] == train["model_name_or_path"]
 
@@ -140,7 +140,7 @@ def test_the_demo_of_timelines_runs_from_end_to_end(tmp_path, monkeypatch):
     assert evaluation["numbers"][0]["timelines"]["records"] == 2
     monkeypatch.syspath_prepend(str(BENCH))
     seeds = importlib.import_module("demo_seeds")
-    demo = TimelineDemo(tmp_path / "out", steps=1, clips=8)
+    demo = TimelineDemo.of(tmp_path / "out", steps=1, clips=8)
     scores = seeds.scores_of(demo)  # before, after, and after with each control
     assert [score.exact for score in scores[:2]] == [
         each["timelines"]["scores"]["f1@50"]["mean"] for each in evaluation["numbers"] if each["control"] == "none"
