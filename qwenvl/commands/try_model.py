@@ -63,7 +63,9 @@ def ask(request: TryRequest) -> dict[str, Any]:
     config = request.config
     options = request.options
     record = request.record
-    rubric = build_rubric() if options.solution is None else build_rewards(config, None, None)
+    # The default rewards know no letters.
+    of_options = ["format", "by_problem_type"] if options.choices and config.reward_funcs is None else None
+    rubric = build_rubric() if options.solution is None else build_rewards(config, of_options, None)
     problem = None if options.solution is None else rubric.check_record(record)
     if problem:
         raise ValueError(f"--solution: {problem}")

@@ -37,6 +37,7 @@ from qwenvl.option import parse_row
 from qwenvl.rewards import build_rubric
 from qwenvl.rewards.functions.actions import names_in
 from qwenvl.rewards.functions.text import answer_of
+from qwenvl.rewards.kinds import kind_called
 from qwenvl.rewards.options import RewardOptions
 from qwenvl.rewards.resolve import DEFAULT_WEIGHTS
 from qwenvl.rewards.table import SHAPING, TABLE, TIMELINES, reading
@@ -188,7 +189,7 @@ class Labels:
                 self.folder,
                 model=self.request.model.name,
                 rows=with_ids_of_their_own([self._as_shown(question, row, played) for question, row in found]),
-                command=training_command(self.request),
+                command=training_command(self.request, [each for each, _ in found if isinstance(each, Record)]),
             )
             lines += [f"wrote {written.page}; open it in a browser", add_pictures(written, options.pictures)]
         return "\n".join(line for line in lines if line)
@@ -227,7 +228,7 @@ class Labels:
         listed = names_in(question.messages[-1].text)
         steps = [[number, name] for number, name in listed.items()]
         answer = row.get("answer") or ""
-        asked = self.reward in TIMELINES or question.fields.get("timeline") is not None
+        asked = self.reward in TIMELINES or asks_for_timeline(question)
         if not asked and not is_timeline(answer, listed):
             return {"steps": steps, "timeline": None, "vote_spans": []}
         spans = timeline_in(answer, numbers_of(listed))
@@ -337,8 +338,11 @@ def deciding_reward(names: Sequence[Any] | None) -> str | None:
     return None
 
 
-def training_command(request: UseRequest) -> str:
-    """The command that trains the model again on the labels that its page saves, with its prompts and rewards."""
+def training_command(request: UseRequest, questions: Sequence[Record]) -> str:
+    """The command that trains the model again on the labels that its page saves, with its prompts and rewards.
+
+    A model without rewards of a run gets those of its questions: for timelines, or for the kinds that records name.
+    """
     path = request.model.path
     base = base_of_adapter(path)
     model = ["--model_name_or_path", base or path]
@@ -348,9 +352,21 @@ def training_command(request: UseRequest) -> str:
     # would stop at.
     without = ("format", "columns", "allow_outside_media", "on_long_prompt")
     prompts = changed_flags(request.config, groups, without=without)
+    if request.config.reward_funcs is None:
+        prompts += rewards_of(questions)
     data = ["--dataset_use", "labels.json", "--allow_outside_media"]
     folder = ["--output_dir", f"runs/{request.model.name}-labels"]
     return shlex.join(["qwenvl", "train", *model, *adapter, *data, *folder, *prompts])
+
+
+def rewards_of(questions: Sequence[Record]) -> list[str]:
+    """The flag of the rewards that fit all of some questions. Empty: the default rewards do."""
+    if questions and all(map(asks_for_timeline, questions)):
+        return ["--reward_funcs", "format", "timeline_iou", "segment_f1"]
+    kinds = [kind_called(str(each.fields.get("problem_type") or "")) for each in questions]
+    if questions and None not in kinds:
+        return ["--reward_funcs", "format", "by_problem_type"]
+    return []
 
 
 def key_of(question: Record) -> str:
@@ -379,10 +395,8 @@ def label_of(batch: PromptBatch, rollout: RolloutBatch, reward: str | None) -> d
     """
     record = batch.records[0]
     clips = batch.frames[0]
-    prompt = [{"role": message.role, "content": message.text} for message in record.messages]
-    kind = record.fields.get("problem_type")
     answers = [answer_of(text) for text in rollout.texts]
-    readings = [None if answer is None else reading(reward, answer, prompt, kind) for answer in answers]
+    readings = [None if answer is None else reading_of(answer, record, reward) for answer in answers]
     means = [math.nan] * len(answers)  # of the log-probs of each completion. NaN: the engine gives none
     if rollout.logprobs is not None:
         mask = rollout.completion_mask
@@ -405,6 +419,29 @@ def label_of(batch: PromptBatch, rollout: RolloutBatch, reward: str | None) -> d
         "votes": votes,
         "error": None,
     }
+
+
+def reading_of(answer: str, record: Record, reward: str | None) -> Any:
+    """What an answer to a question says. Equal readings are votes for the same answer.
+
+    A timeline is read with its times, and an answer of a kind that the record names, such as a letter, by that kind.
+
+    Args:
+        reward: the name of the reward that reads all others.
+    """
+    prompt = [{"role": message.role, "content": message.text} for message in record.messages]
+    kind = record.fields.get("problem_type")
+    if reward not in TIMELINES:
+        if asks_for_timeline(record) or is_timeline(answer, names_in(record.messages[-1].text)):
+            reward = "timeline_iou"
+        elif kind_called(str(kind or "")) is not None:
+            reward = "by_problem_type"
+    return reading(reward, answer, prompt, kind)
+
+
+def asks_for_timeline(record: Record) -> bool:
+    """Whether a record says that its answer is a timeline."""
+    return record.fields.get("timeline") is not None
 
 
 def elected(readings: Sequence[Any], means: Sequence[float]) -> tuple[int, float]:

@@ -22,7 +22,7 @@ from qwenvl.rewards.table import TABLE, reading
 from qwenvl.timeline import TimedStep
 from qwenvl.train.grpo_trainer import GRPOTrainer
 from qwenvl.types import ClipMeta, FrameInfo, LibraryCount, LibrarySize, Message, Record
-from qwenvl.use.label import deciding_reward, editor_length, elected, is_timeline, key_of
+from qwenvl.use.label import deciding_reward, editor_length, elected, is_timeline, key_of, reading_of, rewards_of
 from qwenvl.use.label_table import as_cell
 from tests.made_clips import slow_gif, write_clip
 from tests.train.test_distributed import launch_ranks
@@ -230,6 +230,39 @@ def test_several_samples_of_a_clip_are_kept_with_their_votes(there):
     for row, each in zip(rows, kept, strict=True):
         assert len(each["texts"]) == 5 and len(set(each["texts"])) > 1 and row["text"] in each["texts"]
         assert each["votes"] == [["", 5]] and float(row["agreement"]) == 0  # nothing has an answer block
+
+
+LISTED = "Which steps, and when?\n(1) take the lid\n(2) insert the fan"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "fields", "reward", "answers", "votes"),
+    [
+        # The times are what a timeline says, whatever reward stands first.
+        (LISTED, {"timeline": []}, "accuracy", ("0.5-1.0 (1)", "0-3 (1) take the lid", "(1) 0.5-1"), [0, 1, 0]),
+        (LISTED, {}, "accuracy", ("0.5-1.0 (1)", "0-3 (1)", "0.5-1 (1)", "(1)"), [0, 1, 0, 3]),
+        (LISTED, {}, "segment_f1", ("0.5-1.0 (1)", "0-3 (1)"), [0, 1]),
+        (LISTED, {}, "accuracy", ("(1) take the lid", "(1)", "(2)"), [0, 0, 2]),
+        ("Side?\nA. left", {"problem_type": "multiple choice"}, "accuracy", ("B", "A", "B. right"), [0, 1, 0]),
+        ("How long?", {"problem_type": "numerical"}, None, ("3 s", "3.0 s", "4 s"), [0, 0, 2]),
+        ("What?", {"problem_type": "none known"}, None, ("A lid.", "a lid", "B"), [0, 0, 2]),
+    ],
+)
+def test_votes_are_read_as_their_question_asks(prompt, fields, reward, answers, votes):
+    record = Record("0", (Message("user", prompt),), "", (), (), (), fields, "d[0]")
+    readings = [reading_of(answer, record, reward) for answer in answers]
+    assert [readings.index(each) for each in readings] == votes
+
+
+def test_the_command_of_the_page_has_the_rewards_of_its_questions():
+    def question(**fields) -> Record:
+        return Record("0", (Message("user", LISTED),), "", (), (), (), fields, "d[0]")
+
+    timelines = [question(timeline=[])] * 2
+    letters = [question(problem_type="multiple choice"), question(problem_type="yes or no")]
+    assert rewards_of(timelines) == ["--reward_funcs", "format", "timeline_iou", "segment_f1"]
+    assert rewards_of(letters) == ["--reward_funcs", "format", "by_problem_type"]
+    assert rewards_of([]) == rewards_of([question(), *timelines]) == rewards_of([*letters, question()]) == []
 
 
 def test_labels_corrected_on_the_page_train(there, capsys):
