@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from qwenvl.data.records.timelines import OVERHANG, numbers_of
+from qwenvl.failure import counted
 from qwenvl.rewards.functions.actions import names_in
 from qwenvl.rewards.functions.looking import readable_evidence
 from qwenvl.rewards.functions.text import solution_of
+from qwenvl.rewards.table import may_read_times
 from qwenvl.timeline import TimedStep, timeline_in
 from qwenvl.types import FrameInfo, Hint, Record
 
@@ -66,6 +68,25 @@ def span_problems(record: Record, clips: Sequence[FrameInfo]) -> list[Hint]:
     if any(end > longest for _, end in readable_evidence(record.fields)):
         hints.append(Hint("evidence and clip disagree", "`evidence` has a span that ends after the clip"))
     return hints
+
+
+def unread_times(timelines: int, records: int, rewards: Collection[str]) -> list[Hint]:
+    """A hint where answers are timelines, and no reward reads their times: each wrong time would be right.
+
+    Args:
+        timelines: how many of so many records have one.
+        rewards: the names of the rewards.
+    """
+    if not timelines or any(map(may_read_times, rewards)):
+        return []
+    return [
+        Hint(
+            "times that no reward reads",
+            f"timelines are the solutions of {timelines:,} of {counted(records, 'record')}, and no reward reads their "
+            f"times ({', '.join(rewards)}): wrong ones score as right ones do; --reward_funcs format timeline_iou "
+            "segment_f1 reads them",
+        )
+    ]
 
 
 def fineness(times: Sequence[TimelineTimes]) -> str:

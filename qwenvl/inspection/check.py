@@ -27,7 +27,7 @@ from qwenvl.data.records.clip_settings import settings_read
 from qwenvl.data.records.parse import ReadOptions, RecordCheck, media_hints, unread_keys_of, unread_text
 from qwenvl.data.records.presets import how_counted, how_read, span_hints
 from qwenvl.data.records.record_file import RecordFile
-from qwenvl.data.timeline_hints import TimelineTimes, fineness, short_spans, span_problems, timeline_times
+from qwenvl.data.timeline_hints import TimelineTimes, fineness, short_spans, span_problems, timeline_times, unread_times
 from qwenvl.failure import beginning, counted, visible
 from qwenvl.files import check_new
 from qwenvl.inspection.convert import check_kind, write_records
@@ -195,6 +195,7 @@ def run(args: argparse.Namespace) -> int:
             collator=collator,
             look_for=hints_by(args, collator),
             columns=rubric.columns if rubric else (),
+            rewards=rubric.names if rubric else (),
             jobs=args.jobs,
         )
     if args.json:
@@ -217,6 +218,7 @@ def examine(
     collator: GRPOCollator | None = None,
     look_for: HintsOf | None = None,
     columns: Collection[str] = (),
+    rewards: Collection[str] = (),
     jobs: int = 2,
 ) -> CheckReport:
     """Read all rows, decode the media of each as evaluation does, and build its prompt if there is a ``collator``.
@@ -225,6 +227,7 @@ def examine(
         sample_options: the choice and decoding of frames. ``on_bad_sample`` must be ``error``.
         look_for: returns the hints about a record and its decoded media.
         columns: the fields of records that the rewards read. Keys that nothing reads are reported.
+        rewards: their names. Empty: there are none.
         jobs: clips decoded at the same time, each in a process of its own.
     """
     from torch.utils.data import ConcatDataset
@@ -270,6 +273,9 @@ def examine(
     lengths = [length for each in report.checked for length in each.lengths]
     report.warnings += [hint._asdict() for hint in few_frames(lengths, dataset.options)]
     report.warnings += [hint._asdict() for hint in short_spans(report.timelines)]
+    if rewards:
+        unread = unread_times(len(report.timelines), len(report.checked), rewards)
+        report.warnings += [hint._asdict() for hint in unread]
     return report
 
 

@@ -197,6 +197,12 @@ BY_FLAG: dict[str, Entry] = {
     "temporal_contrast": Entry(grounding.temporal_contrast, 0, 0.3, remote=True),
 }
 
+def may_read_times(name: str) -> bool:
+    """Whether a reward reads the times of a timeline, or may: a model does, or a function that is not of the table."""
+    entry = TABLE.get(name)
+    return entry is None or entry.remote or entry.judges == "timeline" or name in ("temporal_iou", "by_problem_type")
+
+
 def about_a_timeline(true: Sequence[TimedStep], rewards: Mapping[str, float | None]) -> bool:
     """Whether a record asks for a timeline: such a reward scored it, or all spans of its solution have numbers.
 

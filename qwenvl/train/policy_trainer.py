@@ -29,6 +29,7 @@ from qwenvl.data.saved_processor import processor_as_trained
 from qwenvl.model.loading import load_processor, parameter_groups, unwrap
 from qwenvl.model.saved_adapter import explained_misfit, load_adapter_weights
 from qwenvl.model.sharding import settle_fsdp
+from qwenvl.rewards import Rubric
 from qwenvl.rollout.local import LocalEngine
 from qwenvl.run_lock import locked
 from qwenvl.step.assemble import build_dataset, build_sampler
@@ -160,7 +161,8 @@ class PolicyTrainer(Trainer):
 
     def _look_at(self, args: GRPOConfig, train: Any, evaluation: Any) -> None:
         """Report what stands out in the data, and check the metric that checkpoints go by, before loading weights."""
-        first_look(train, self.rewards.columns)
+        names = self.rewards.names if isinstance(self.rewards, Rubric) else ()  # a warm-up has none
+        first_look(train, self.rewards.columns, names)
         if args.metric_for_best_model is not None and evaluation is not None:
             require_metric(args.metric_for_best_model, evaluation, self.metrics_of_evaluation)
 

@@ -168,6 +168,14 @@ def test_repeated_questions_are_worth_a_look(write_rows, make_row, capsys):
     assert "but has another solution" in second["message"]
 
 
+def test_times_that_no_reward_reads_are_worth_a_look(write_rows, make_row, make_clip, capsys):
+    make_clip("a.mp4", 60)
+    prompt = "<video>Which, and when?\n(1) take the lid\n(2) insert the fan"
+    path = write_rows([make_row(prompt=prompt, video="a.mp4", solution="0.0-1.5 (1)\n1.5-2.0 (2)")])
+    assert "of 1 of 1 record, and no reward reads their times (" in run(capsys, "check", path)[1]
+    assert "no reward reads" not in run(capsys, "check", path, "--reward_funcs", "format", "timeline_iou")[1]
+
+
 def test_the_same_question_about_two_spans_of_a_clip_is_not_repeated(write_rows, make_row, make_clip, capsys):
     make_clip("a.mp4", 30)
     spans = [{"video_start": 0, "video_end": 1}, {"video_start": 1, "video_end": 2}]

@@ -13,17 +13,19 @@ from qwenvl.config.settings import prompts_per_step
 from qwenvl.console import say
 from qwenvl.data.records.parse import media_hints, record_hints, unread_keys_of, unread_text
 from qwenvl.data.records.record_file import all_or_spot_checked, spot_checked
+from qwenvl.data.timeline_hints import record_timeline, unread_times
 from qwenvl.failure import counted, printable
 from qwenvl.types import Hint, Record
 
 
-def first_look(dataset: Any, columns: Collection[str] | None) -> None:
+def first_look(dataset: Any, columns: Collection[str] | None, rewards: Collection[str] = ()) -> None:
     """Print the hints of ``qwenvl data check`` about records and their keys, as far as no media are decoded.
 
     All records that are in memory are looked at, and a few of a larger file.
 
     Args:
         columns: the fields of records that the rewards read. None: a warm-up, after which rewards read others.
+        rewards: their names. Empty: a warm-up.
     """
     records: Sequence[Record] = getattr(dataset, "records", ())
     if not records or os.environ.get("RANK", "0") != "0":
@@ -41,6 +43,9 @@ def first_look(dataset: Any, columns: Collection[str] | None) -> None:
     if unread:
         say(f"worth a look: {unread_text(unread, len(readable))}")
     looked = [record for record in spot_checked(records) if not record.problem]
+    if rewards:
+        for hint in unread_times(sum(bool(record_timeline(record)) for record in looked), len(looked), rewards):
+            say(f"worth a look: {hint.message}")
     for record in looked:
         for hint in record_hints(record):
             found[hint].append(record.where)

@@ -259,7 +259,7 @@ def dry_run(args: GRPOConfig, what: str = "changed") -> str:
     sections: Sections = {_settings_title(what): _settings_of(args, what)}
     read = _read_for_warmup(args) if isinstance(args, WarmupConfig) else _read_for_training(args)
     sections |= read.before
-    first_look(read.dataset, read.columns)
+    first_look(read.dataset, read.columns, read.rewards)
     for warning in size_warnings(args, read.dataset, read.held_out):
         say(f"worth a look: {warning}")
     sections["parameters that learn"] = parameter_lines(policy, weight_dtype(args, args.lora_enable))
@@ -284,6 +284,7 @@ class _Read:
     Attributes:
         held_out: the data to evaluate on, or None.
         columns: the fields of records that rewards read. None: no field counts as unread.
+        rewards: their names. Empty: a warm-up.
         before, after: sections in front of the parameters and prompts, and behind them.
     """
 
@@ -291,6 +292,7 @@ class _Read:
     held_out: Any
     collator: GRPOCollator
     columns: Collection[str] | None
+    rewards: Collection[str]
     before: Sections
     after: Sections
 
@@ -307,6 +309,7 @@ def _read_for_training(args: GRPOConfig) -> _Read:
         held_out=build_dataset(args.eval_dataset_use, args, rubric, collator, training=False),
         collator=collator,
         columns=rubric.columns,
+        rewards=rubric.names,
         before={"rewards": [f"{name}: weight {weight:g}" for name, weight in weights]},
         after={"one step": [f"{_prompts_of_a_step(args)}, {args.grpo_sample_size} completions each"]},
     )
@@ -324,6 +327,7 @@ def _read_for_warmup(args: WarmupConfig) -> _Read:
         held_out=narrowed(held_out, targets, "--eval_dataset_use"),
         collator=collator,
         columns=targets.columns,
+        rewards=(),
         before={},
         after={"one step": [_prompts_of_a_step(args)], "their targets": shown_targets(dataset, collator, RECORDS)},
     )

@@ -40,6 +40,24 @@ def test_training_on_text_alone_is_reported(write_rows, make_row, capsys):
         assert said in capsys.readouterr().err
 
 
+def test_times_that_no_reward_reads_are_named(write_rows, make_row, capsys):
+    """With the default rewards a timeline of wrong times is right."""
+    prompt = "Which, and when?\n(1) take the lid\n(2) insert the fan"
+    rows = [make_row(prompt=prompt, solution=f"<answer>0.0-{n}.5 (1)</answer>") for n in range(2)]
+    rows.append(make_row(prompt=prompt, solution="<answer>(1)</answer>"))
+    dataset = load_dataset(str(write_rows(rows)))
+    capsys.readouterr()
+    for rewards, is_said in (
+        (("format", "accuracy"), True),
+        (("accuracy", "segment_f1"), False),
+        (("accuracy", "mine"), False),  # which may read them
+        ((), False),  # a warm-up
+    ):
+        first_look(dataset, {"line"}, rewards)
+        said = "of 2 of 3 records, and no reward reads their times (format, accuracy)" in capsys.readouterr().err
+        assert said == is_said, rewards
+
+
 class TestSizes:
     """A cost without a use is said before a run begins."""
 
