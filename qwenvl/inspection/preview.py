@@ -7,6 +7,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -49,6 +50,73 @@ from qwenvl.tools.toolbox import Toolbox
 from qwenvl.types import BadSample, PromptBatch, Record, Sample, VideoClip
 
 
+@dataclass(frozen=True)
+class Picture:
+    """A picture for the macro ``frames``.
+
+    Attributes:
+        source: a data URL.
+        width: in pixels.
+        segment: of the clip, from 0. None where it has none.
+    """
+
+    source: str
+    width: int
+    title: str
+    caption: str
+    segment: int | None
+
+
+@dataclass(frozen=True)
+class ShownClip:
+    """A clip as the model sees it: its file name, a line about its frames, and the frames."""
+
+    name: str
+    notes: str
+    frames: Sequence[Picture]
+
+
+@dataclass(frozen=True)
+class ShownLook(ShownClip):
+    """A look at a clip.
+
+    Attributes:
+        answer: to the call, as the model reads it. Empty where the look was refused.
+        tokens: of the answer.
+    """
+
+    answer: str = ""
+    tokens: int = 0
+
+
+@dataclass
+class Section:
+    """A record on the page, or a row that cannot be read.
+
+    Attributes:
+        problem: why the record can't be trained on, or the row can't be read. Empty: it can.
+        turns: the prompt as the row has it.
+        scores: how the default reward reads the solution.
+        prompt: as the model reads it, vision tokens folded. Empty without a processor.
+        budget: its tokens, in a sentence.
+        tokens: how many. None without a processor.
+        look: one look at the clip. None without tools.
+        hints: that are worth a look.
+    """
+
+    record: Record | None
+    problem: str = ""
+    turns: str = ""
+    scores: str = ""
+    prompt: str = ""
+    budget: str = ""
+    tokens: int | None = None
+    clips: list[ShownClip] = field(default_factory=list)
+    images: list[Picture] = field(default_factory=list)
+    look: ShownLook | None = None
+    hints: list[str] = field(default_factory=list)
+
+
 def page_of(args: argparse.Namespace) -> str:
     """The page of ``args.n`` records as HTML."""
     files = record_files(args)
@@ -67,31 +135,31 @@ def page_of(args: argparse.Namespace) -> str:
     toolbox = Toolbox(resolve_tools(args.tools), offered, collator, dataset) if args.tools and collator else None
     rubric = build_rubric()
     look_for = hints_by(args, collator)
-    shown: list[dict[str, Any]] = []
+    shown: list[Section] = []
     lengths: list[tuple[float, int]] = []
     timelines: list[TimelineTimes] = []
     good = 0
     for row in rows:
         if isinstance(row, RecordError):
-            shown.append({"record": None, "problem": str(row)})
+            shown.append(Section(record=None, problem=str(row)))
             continue
         sample = dataset[args.epoch, good]
         assert sample is not None  # only the padding at the end of an epoch is None
         good += 1
-        hints = []
+        section = _section(row, sample, collator, rubric, ruler)
         if isinstance(sample, Sample):
             infos = [clip.info for clip in sample.videos]
             hints = [*look_for(row, MediaSizes.of(sample)), *span_problems(row, infos)]
+            section.hints = [hint.message for hint in hints]
             lengths += clip_lengths(infos, row.clip_meta)
             times = timeline_times(row, infos)
             if times is not None:
                 timelines.append(times)
-        section = _section(row, sample, collator, rubric, ruler)
         if toolbox is not None and "look" in toolbox.tools and isinstance(sample, Sample) and sample.videos:
-            section["look"] = _look(sample, toolbox)
-        shown.append(section | {"hints": [hint.message for hint in hints]})
+            section.look = _look(sample, toolbox)
+        shown.append(section)
     rubric.close()
-    turns = Counter(each["turns"] for each in shown if each["record"])
+    turns = Counter(each.turns for each in shown if each.record is not None)
     # The turns that several records have, such as a system turn and the same question, stand on the page once.
     shared = {text: count for text, count in turns.items() if count > 1}
     summary = [_summary(shown, collator), fineness(timelines)]
@@ -106,18 +174,17 @@ def page_of(args: argparse.Namespace) -> str:
     )
 
 
-def _summary(shown: Sequence[dict[str, Any]], collator: GRPOCollator | None) -> str:
+def _summary(shown: Sequence[Section], collator: GRPOCollator | None) -> str:
     """Counts, frames and tokens of the records shown, in a line."""
-    bad = sum(bool(each["problem"]) for each in shown)
+    bad = sum(bool(each.problem) for each in shown)
     records = counted(len(shown), "record")
     found = [f"{records}, {bad} of them bad" if bad else records]
     frames: list[int] = []
     tokens: list[int] = []
     for each in shown:
-        if each["record"]:
-            frames += [len(clip["frames"]) for clip in each["clips"]]
-            if each["tokens"]:
-                tokens.append(each["tokens"])
+        frames += [len(clip.frames) for clip in each.clips]
+        if each.tokens is not None:
+            tokens.append(each.tokens)
     for name, numbers in (("frames of a clip", frames), ("tokens of a prompt", tokens)):
         if numbers:
             middle = int(median(numbers))
@@ -142,39 +209,33 @@ def _evenly_spread(files: list[RecordFile], n: int) -> Iterator[Record | RecordE
 
 def _section(
     record: Record, sample: Sample | BadSample, collator: GRPOCollator | None, rubric: Rubric, ruler: Ruler
-) -> dict[str, Any]:
-    """The values of a record for ``preview.html``."""
-    section: dict[str, Any] = {
-        "record": record,
-        "problem": "",  # why the record can't be trained on
-        "turns": "\n\n".join(f"[{message.role}] {message.text}" for message in record.messages),
-        "scores": own_scores(record, rubric),
-        "prompt": "",  # as the model reads it, vision tokens folded. Empty without a processor
-        "budget": "",  # its tokens, in a sentence
-        "tokens": None,
-        "clips": [],
-        "images": [],
-        "look": None,  # one look at the clip
-    }
+) -> Section:
+    """A record as the page shows it, without its hints and its look."""
+    section = Section(
+        record=record,
+        turns="\n\n".join(f"[{message.role}] {message.text}" for message in record.messages),
+        scores=own_scores(record, rubric),
+    )
     if isinstance(sample, BadSample):
-        return section | {"problem": sample.error}
+        section.problem = sample.error
+        return section
     if collator is not None:
         batch = collator([sample])["prompts"]
         if batch.bad:
-            section["problem"] = batch.bad[0].error
+            section.problem = batch.bad[0].error
         else:
-            section["budget"] = _budget(batch, sample, collator)
-            section["tokens"] = batch.input_ids.shape[1]
-            section["prompt"] = folded_prompt(batch.input_ids[0].tolist(), collator.processor)
+            section.budget = _budget(batch, sample, collator)
+            section.tokens = batch.input_ids.shape[1]
+            section.prompt = folded_prompt(batch.input_ids[0].tolist(), collator.processor)
     for clip, meta in zip(sample.videos, record.clip_meta, strict=True):
-        section["clips"].append(_clip(clip, settings_read(meta)))
+        section.clips.append(_clip(clip, settings_read(meta)))
     for image, wanted in zip(sample.images, image_sizes_of(record, len(sample.images)), strict=True):
         size = ruler.image_size(tuple(image.shape[-2:]), wanted)
         picture = resize(image, size, ruler.processor.image_processor)
         caption = _sizes(image.shape[-2:], size)
         if wanted is not None:
             caption += f", by {in_words(settings_read(wanted))}"
-        section["images"].append(_picture(picture, "image", caption))
+        section.images.append(_picture(picture, "image", caption))
     return section
 
 
@@ -228,8 +289,8 @@ def own_scores(record: Record, rubric: Rubric) -> str:
     return f"read as {read}; as {'a completion' if is_whole else 'an answer'} it would score {', '.join(values)}"
 
 
-def _clip(clip: VideoClip, settings: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The file name of a clip, a line about its frames, and the frames.
+def _clip(clip: VideoClip, settings: Mapping[str, Any] | None = None) -> ShownClip:
+    """A clip as the page shows it.
 
     Args:
         settings: those that its row has for it.
@@ -251,10 +312,10 @@ def _clip(clip: VideoClip, settings: Mapping[str, Any] | None = None) -> dict[st
         notes.append("segments rescaled to the clip")
     if settings:
         notes.append(f"by {in_words(dict(settings))}")
-    return {"name": Path(info.path).name, "notes": ", ".join(notes), "frames": pictures}
+    return ShownClip(name=Path(info.path).name, notes=", ".join(notes), frames=pictures)
 
 
-def _look(sample: Sample, toolbox: Toolbox) -> dict[str, Any]:
+def _look(sample: Sample, toolbox: Toolbox) -> ShownLook:
     """A look at the first span of the record's evidence, else at the middle of its frames, as the model reads it."""
     record = sample.record
     times = sample.videos[0].info.times
@@ -272,11 +333,12 @@ def _look(sample: Sample, toolbox: Toolbox) -> dict[str, Any]:
     try:
         given = toolbox.run(toolbox.tools["look"], {"start": start, "end": end}, record, {})
     except ToolError as error:
-        return {"name": name, "notes": f"refused: {error}", "frames": [], "answer": "", "tokens": 0}
+        return ShownLook(name=name, notes=f"refused: {error}", frames=[])
     ids = toolbox.appended(record, [given]).input_ids.tolist()
     answer = folded_prompt(ids, toolbox.collator.processor).strip()
     [clip] = [part for part in given if isinstance(part, VideoClip)]
-    return _clip(clip) | {"name": name, "answer": answer, "tokens": len(ids)}
+    shown = _clip(clip)
+    return ShownLook(name=name, notes=shown.notes, frames=shown.frames, answer=answer, tokens=len(ids))
 
 
 def _sizes(decoded: Sequence[int], size: Sequence[int]) -> str:
@@ -284,8 +346,7 @@ def _sizes(decoded: Sequence[int], size: Sequence[int]) -> str:
     return f"{decoded[1]} x {decoded[0]} pixels, the model sees {size[1]} x {size[0]}"
 
 
-def _picture(pixels: Tensor, title: str, caption: str, segment: int | None = None) -> dict[str, Any]:
-    """A picture for the macro ``frames``."""
+def _picture(pixels: Tensor, title: str, caption: str, segment: int | None = None) -> Picture:
+    """Pixels, 3 x H x W, as a picture of the page."""
     picture = Image.fromarray(pixels.permute(1, 2, 0).numpy())
-    source = data_url(picture)
-    return {"source": source, "width": picture.width, "title": title, "caption": caption, "segment": segment}
+    return Picture(data_url(picture), picture.width, title, caption, segment)
