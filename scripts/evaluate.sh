@@ -7,7 +7,8 @@
 # folder of a run or a name on the hub. It is asked by this library: its frames, its positions, its sampler.
 # The environment is made once, in $LMMS_ENV (default: lmms-eval-VERSION in the cache folder).
 set -euo pipefail
-root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+source "$(dirname "${BASH_SOURCE[0]}")/_setup.sh"
+root="$ROOT"
 
 usage() { sed -n '2,8s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; }
 
@@ -19,8 +20,7 @@ version="$(sed -n 's/^LMMS_EVAL = "\(.*\)"$/\1/p' "$root/scripts/lmms/evaluate.p
 env="${LMMS_ENV:-${QWENVL_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/qwenvl}/lmms-eval-$version}"
 if [[ ! -f "$env/ready-$version" ]]; then
     echo "making an environment with lmms-eval $version in $env (once, some minutes)" >&2
-    python="$(command -v python3 || command -v python)"
-    "$python" -m venv --clear "$env"
+    "$(find_python)" -m venv --clear "$env"
     "$env/bin/pip" install --quiet --disable-pip-version-check "lmms-eval==$version"
     # lmms-eval asks for PyAV below 16. This library reads clips with a newer one, so it comes last.
     echo "(pip now says that lmms-eval requires an older av: the tasks that are offered here do not use it)" >&2

@@ -6,9 +6,9 @@
 #   NPROC=4 bash scripts/train_grpo.sh run.yaml
 #   NNODES=2 NODE_RANK=0 MASTER_ADDR=10.0.0.1 bash scripts/train_grpo.sh run.yaml    # and NODE_RANK=1 on the other one
 #
-# Every line "option" below is a setting: flag, environment variable, and what is given where the variable is not set; ""
-# leaves it to the default of the flag (docs/flags.md). Set the variable, or append the flag, which overrides it. With a
-# settings file (first argument, or --config) only what you set or append is given.
+# Every line "option" below is a setting: its flag, its environment variable, and the default of this script. "" is the
+# default of the flag itself (docs/flags.md). Set the variable, or append the flag, which overrides it. With a settings
+# file (first argument, or --config) this script has no defaults: only what you set or append is given.
 #
 # About the launch itself:
 #   NPROC      processes, one for each GPU               (default: the GPUs of this machine, or 1)

@@ -39,7 +39,7 @@ LONGEST_TOKEN = 256  # characters; no token of Qwen's vocabulary has more
 MOST_CALLS = 16
 """Calls of a turn that are executed. A turn with more of them has lost its form, and none of them is."""
 LOOK_TIMEOUTS = 4
-"""Times ``decode_timeout``, for all looks of completions that are sampled together at one clip.
+"""All looks at one clip, by completions that are sampled together, may take this many times ``decode_timeout``.
 
 One slow look must not close the clip to a whole group, and all of them must stay far below ``stall_timeout``.
 """
@@ -329,7 +329,7 @@ class Conversations:
 
     Attributes:
         toolbox, encode: see ``Toolbox.begin``.
-        each: N.
+        each: the conversation of each completion.
         given: what tools gave, by what they see, their name and their arguments.
         failed: why tools gave nothing, by the same.
         seconds: that looks have taken, by the clip.

@@ -36,19 +36,19 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="serve_vllm.sh",
         description="Sample completions for a trainer with vLLM. The trainer sends the weights and the prompts.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = parser.add_argument
+    types = ["auto", "float32", "bfloat16", "float16"]
     add("model", help="the checkpoint that the training starts from: a folder, or a name on the hub")
-    add("--host", default="127.0.0.1", help="address to listen at")
-    add("--port", type=int, default=8200, help="0: any that is free")
-    add("--dtype", default="auto", choices=["auto", "float32", "bfloat16", "float16"], help="of weights; auto: stored")
-    add("--max_model_len", type=int, default=32768, help="most tokens of a prompt and its completion together")
-    add("--max_num_seqs", type=int, default=256, help="most completions that are sampled at the same time")
-    add("--cache_gb", type=float, help="memory for keys and values, in GiB; by default 1 on a CPU")
-    add("--gpu_memory_utilization", type=float, default=0.9, help="share of the GPU's memory, without --cache_gb")
-    add("--speculative", metavar="ngram:TOKENS", type=_speculation, help="draft so many tokens (docs/scaling.md)")
-    add("--tensor_parallel_size", type=int, default=1, help="GPUs that the model is split over (not run so far)")
+    add("--host", default="127.0.0.1", help="address to listen at [%(default)s]")
+    add("--port", type=int, default=8200, help="0: any that is free [%(default)s]")
+    add("--dtype", default="auto", choices=types, help="of weights; auto: as they are stored [%(default)s]")
+    add("--max_model_len", type=int, default=32768, help="most tokens of prompt and completion [%(default)s]")
+    add("--max_num_seqs", type=int, default=256, help="most completions that are sampled together [%(default)s]")
+    add("--cache_gb", type=float, help="memory for keys and values, in GiB [on a CPU 1, else by the next flag]")
+    add("--gpu_memory_utilization", type=float, default=0.9, help="share of the GPU's memory [%(default)s]")
+    add("--speculative", metavar="ngram:TOKENS", type=_speculation, help="ngram:4 drafts up to 4 tokens a forward")
+    add("--tensor_parallel_size", type=int, default=1, help="GPUs that share the model (not run so far) [%(default)s]")
     add("--compiled", action="store_true", help="compile the model and use CUDA graphs (not run so far)")
     add("--sleeps", action="store_true", help="can release its GPU memory between samplings (not run so far)")
     add("--with_parent", action="store_true", help="end when the process that started this one has ended")

@@ -190,9 +190,10 @@ class Padding:
 
     @classmethod
     def of(cls, spans: Spans, left: bool = False, least: int = 1) -> Padding:
-        """On the left for prompts: it leaves no trace, as inputs are 0, and matrices stay 0 before the first token.
+        """The padding of some spans to rows of one length.
 
-        On the right for completions, whose last state is not needed, and for keys and values.
+        Prompts have it on the left, where it leaves no trace: inputs are 0, and matrices stay 0 before the first token.
+        Completions, whose last state is not needed, have it on the right, and so have keys and values.
 
         Args:
             least: of ``length``. A single token would go by the kernel for sampling, which on a GPU has no gradient.

@@ -253,7 +253,8 @@ class PrefixCache:
     Attributes:
         prompts: where the prompts lie in the row of the first forward.
         slots: (P, G).
-        filled: the slots with a completion of their own, counted row by row. All, but for some that are continued.
+        filled: the slots with a completion of their own, counted row by row. All of them, but where a part
+            of the completions goes on in further turns.
         fixed_sizes: every forward behind the first has the same sizes.
 
     Example:
