@@ -131,15 +131,17 @@ def _elan(path: Path) -> Export:
 def _annotations(root: ElementTree.Element, path: Path) -> Iterator[LabelledSpan | RecordError]:
     """The annotations of an ELAN file with times, in milliseconds.
 
-    The clip is the first medium that the file names, or that of the file's own name. Where media were synchronized, a
-    time of the file is that of the clip less the clip's ``TIME_ORIGIN``.
+    The clip is the first medium that the file names, or the one with the file's own name. Where media were
+    synchronized, a time of the file is that of the clip less the clip's ``TIME_ORIGIN``.
     """
     header = root.find("HEADER")
     units = "milliseconds" if header is None else header.get("TIME_UNITS", "milliseconds")
     if units != "milliseconds":
         raise RecordError(f"{path}: expected TIME_UNITS in milliseconds, got {kind_of(units)}; save it anew with ELAN")
     media = root.findall("HEADER/MEDIA_DESCRIPTOR")
-    address = _address_of(media[0]) if media else ""
+    # Files of old versions name their clip in the header itself.
+    in_header = "" if header is None else header.get("MEDIA_FILE", "")
+    address = _address_of(media[0]) if media else in_header
     clip = _clip_path(address) if address else path.stem
     origin = _time_origin(media, clip, str(path))
     slots = {slot.get("TIME_SLOT_ID"): slot.get("TIME_VALUE") for slot in root.iterfind("TIME_ORDER/TIME_SLOT")}

@@ -175,6 +175,15 @@ def test_a_clip_that_elan_names_from_the_file_alone_is_found(folder, capsys):
     assert record.id == "a.mp4"
 
 
+def test_the_medium_of_an_old_elan_file_stands_in_its_header(folder, capsys):
+    """Its own name is that of another clip."""
+    descriptor = EAF[EAF.index("<MEDIA_DESCRIPTOR") : EAF.index("</HEADER>")]
+    old = EAF.replace(descriptor, "").replace("<HEADER ", '<HEADER MEDIA_FILE="file:///C:/rec/clips/b.mp4" ')
+    Path("a.eaf").write_text(old)
+    run(capsys, "--answers", "a.eaf", "--steps", "steps.txt")
+    assert [Path(record.videos[0]).name for record in records()] == ["b.mp4"]
+
+
 def test_times_of_synchronized_media_in_elan_are_those_of_the_clip(folder, capsys):
     """A medium's TIME_ORIGIN is its time at the beginning of the file's. The first medium is the clip."""
     first = 'MIME_TYPE="video/mp4"/>'

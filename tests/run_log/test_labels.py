@@ -152,7 +152,7 @@ def test_a_range_of_steps_is_not_saved(browser, tmp_path):
 def test_answers_that_training_refuses_are_not_saved_unchecked(browser, tmp_path):
     """By the rule of those that people type."""
     steps = [[1, "lid"], [2, "fan"], [3, "screw"]]
-    answers = ("(1)-(3)", "lid (2) fan", "(4)", "<video> (1)", "(1) lid", "1, 2", "", "1-3")
+    answers = ("(1)-(3)", "lid (2) fan", "(4)", "<video> (1)", "(1) lid", "1, 2", "", "1-3", "1,3")
     rows = [label(f"n{n}", answer, 1.0, steps=steps) for n, answer in enumerate(answers)]
     rows.append(label("free", "1-3", 1.0, steps=[]))  # without a list it may be anything
     browser.open(write_labels(tmp_path, "run", rows, "qwenvl train").page.as_uri())
@@ -161,7 +161,7 @@ def test_answers_that_training_refuses_are_not_saved_unchecked(browser, tmp_path
     browser.run("document.querySelector('#unchecked').click()")
     assert browser.run(COUNT) == "save 3 records"
     assert browser.run("document.querySelector('#done').textContent").endswith(
-        "5 left out: a step is not in the list, a range, or tags in the answer"
+        "6 left out: a step is not in the list, a range, or tags in the answer"
     )
 
 

@@ -65,6 +65,7 @@ function answerProblem(written, steps) {
   const isListed = ([, digits]) => steps.some(([number]) => number === Number(digits));
   const other = numberMarks(text).find((mark) => !isListed(mark));
   if (steps.length && other) return `${other[0]} is not in the list of steps`;
+  if (steps.length && /^\s*[0-9]+,[0-9]+\s*$/.test(text)) return "may be one number or two: write 3, 5 with a blank";
   if (steps.length && (BETWEEN_MARKS.test(text) || BARE_RANGE.test(text)))
     return "a range may be two steps or all between them: write each of them";
   return /<\/?(answer|think|video|image)>|<\|\w+\|>/.test(text)
