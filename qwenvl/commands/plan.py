@@ -44,8 +44,7 @@ class PlanOptions(Options):
         unset="ddp with several GPUs",
     )
 
-    def problems(self):
-        """Contradictions."""
+    def problems(self) -> Iterator[str]:
         if self.gpus == 1 and self.engine in ("ddp", "fsdp"):
             yield f"--engine {self.engine} has no effect with --gpus 1"
 

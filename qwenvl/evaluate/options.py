@@ -97,7 +97,11 @@ class EvaluateOptions(PassOptions):
 
     def problems(self) -> Iterator[str]:
         known = (*CONTROL_NAMES, *LOOK_CONTROLS, *RECORD_VIEWS)
-        for each in self.control_names:
+        names = self.control_names
+        if "all" in names and len(names) > 1:
+            yield "--controls: all stands alone; name the controls one by one"
+            return
+        for each in names:
             name, _, _ = each.partition("(")  # a view of records may have arguments
             if name not in known and ":" not in name:
                 yield f"--controls {each}: no such control; expected some of {', '.join(known)}, or all"

@@ -19,7 +19,8 @@ from qwenvl.evaluate.settings import setting_of
 from qwenvl.model.weight_files import base_of_adapter
 from qwenvl.rewards.options import RewardOptions
 from qwenvl.rollout.options import GenerationOptions
-from qwenvl.run_log.health import CUT_OFF_SHARE, EQUAL_SHARE, Finding, interval_text
+from qwenvl.run_log.evaluation_numbers import interval_text
+from qwenvl.run_log.health import CUT_OFF_SHARE, EQUAL_SHARE, Finding
 from qwenvl.run_log.intervals import Interval
 
 GOOD = "good to train"

@@ -17,7 +17,8 @@ from qwenvl.evaluate.results import MANY_UNREAD
 from qwenvl.evaluate.timelines import MEASURES, procedure_lines, step_text
 from qwenvl.failure import counted
 from qwenvl.rewards.table import SHAPING, TABLE
-from qwenvl.run_log.health import CUT_OFF_SHARE, interval_text, silent_models
+from qwenvl.run_log.evaluation_numbers import interval_text, silent_models
+from qwenvl.run_log.health import CUT_OFF_SHARE
 from qwenvl.run_log.log import AS_IT_IS, NUMBERS, SAMPLES
 
 SHOWN = 3  # records that were left out

@@ -33,7 +33,8 @@ KINDS_OF_MEDIA = (
     MediaFields("pixel_values_videos", "video_grid_thw", "videos_per_prompt"),
 )
 """Images and videos, in the order in which forwards take them."""
-VISION = ("pixel_values", "image_grid_thw", "pixel_values_videos", "video_grid_thw")
+VISION = tuple(name for kind in KINDS_OF_MEDIA for name in (kind.values, kind.grids))
+"""The arguments of a forward that hold media."""
 ROWS = ("input_ids", "attention_mask", "position_ids")
 LARGE = 64 * 2**20
 """Bytes of a micro-batch's pixels above which the features of a step wait in the memory of the CPU. For Qwen2.5-VL
@@ -126,10 +127,10 @@ class PromptInputs:
         arguments = {name: getattr(self, name) for name in VISION}
         return {name: value.to(device) for name, value in arguments.items() if value is not None}
 
-    def media_to(self, kind: str | torch.dtype) -> PromptInputs:
+    def media_to(self, target: str | torch.dtype) -> PromptInputs:
         """The same prompts, with pixels or features on another device, or of another type."""
-        media = {each.values: getattr(self, each.values) for each in KINDS_OF_MEDIA}
-        moved = {name: value.to(kind) for name, value in media.items() if value is not None}
+        media = {kind.values: getattr(self, kind.values) for kind in KINDS_OF_MEDIA}
+        moved = {name: value.to(target) for name, value in media.items() if value is not None}
         return replace(self, **moved)
 
     def moved(self, by: int | Tensor) -> PromptInputs:

@@ -25,6 +25,7 @@ from tests.made_clips import write_clip
         ("evaluate MODEL", 2, "expected MODEL DATA before the flags, got"),
         ("evaluate MODEL MODEL example", 2, "is given twice"),
         ("evaluate MODEL example --controls blind", 2, "--controls blind: no such control; expected some of blank"),
+        ("evaluate MODEL example --controls all,evidence", 2, "--controls: all stands alone; name the controls one by"),
         ("evaluate MODEL example --controls no_look", 2, "no_look has no effect: no record has a look, which --tools"),
         ("evaluate MODEL example --samples 0", 2, "--samples must be at least 1"),
         ("evaluate MODEL example --generation_top_p 1", 2, "no effect: the one completion is greedy"),

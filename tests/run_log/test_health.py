@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from qwenvl.run_log.health import LogEntry, findings, history_of, interval_text
+from qwenvl.run_log.health import LogEntry, findings, history_of
 
 
 def history(groups: int = 4, every: int = 1, **series: list[float]) -> list[LogEntry]:
@@ -168,8 +168,3 @@ def test_the_groups_that_were_sampled_are_counted_where_the_row_has_them():
     """A data set of 16 records in a step of 100,000 prompts, trained on twice."""
     rows = [{"step": 1, "group/count": 16.0}, {"step": 2, "group/count": 0.0}, {"step": 4, "group/count": 16.0}]
     assert [each.groups for each in history_of(rows, prompts=100_000, iterations=2)] == [16, 0, 16]
-
-
-def test_a_mean_that_rounds_to_nothing_has_no_sign():
-    assert interval_text({"mean": -0.0001, "low": -0.0004, "high": 0.01}) == "0.000 [0.000, 0.010]"
-    assert interval_text({"mean": -0.25, "low": None, "high": None}) == "-0.250"

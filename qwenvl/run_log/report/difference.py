@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from qwenvl.run_log.health import interval_text
+from qwenvl.run_log.evaluation_numbers import interval_text
 from qwenvl.run_log.intervals import clustered_interval, clusters_by
 from qwenvl.run_log.report.pages import GroupRow, mean
 from qwenvl.run_log.run import finite

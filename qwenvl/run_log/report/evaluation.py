@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from qwenvl.run_log.health import interval_text, signed_number, silent_models
+from qwenvl.run_log.evaluation_numbers import interval_text, signed_number, silent_models
 from qwenvl.run_log.log import AS_IT_IS, EvaluationSample, read_evaluation, read_samples
 from qwenvl.run_log.report.page_data import PageData, as_json
 from qwenvl.run_log.report.pages import (
