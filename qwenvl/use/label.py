@@ -35,8 +35,8 @@ from qwenvl.inspection.run_report import add_pictures
 from qwenvl.model.weight_files import base_of_adapter
 from qwenvl.option import parse_row
 from qwenvl.rewards import build_rubric
-from qwenvl.rewards.functions.actions import names_in
-from qwenvl.rewards.functions.text import answer_of
+from qwenvl.rewards.functions.actions import action_numbers, names_in
+from qwenvl.rewards.functions.text import answer_of, normalized
 from qwenvl.rewards.kinds import kind_called
 from qwenvl.rewards.options import RewardOptions
 from qwenvl.rewards.resolve import DEFAULT_WEIGHTS
@@ -185,11 +185,12 @@ class Labels:
             lines.append(f"{self.folder}: has {of_others}, which are not in the table")
         if options.page:
             played = self._make_playable(found, options.pictures)
+            shown = [self._as_shown(question, row, played) for question, row in found]
             written = write_labels(
                 self.folder,
                 model=self.request.model.name,
-                rows=with_ids_of_their_own([self._as_shown(question, row, played) for question, row in found]),
-                command=training_command(self.request, [each for each, _ in found if isinstance(each, Record)]),
+                rows=with_ids_of_their_own(shown),
+                command=training_command(self.request, shown),
             )
             lines += [f"wrote {written.page}; open it in a browser", add_pictures(written, options.pictures)]
         return "\n".join(line for line in lines if line)
@@ -338,10 +339,13 @@ def deciding_reward(names: Sequence[Any] | None) -> str | None:
     return None
 
 
-def training_command(request: UseRequest, questions: Sequence[Record]) -> str:
+def training_command(request: UseRequest, rows: Sequence[Mapping[str, Any]]) -> str:
     """The command that trains the model again on the labels that its page saves, with its prompts and rewards.
 
-    A model without rewards of a run gets those of its questions: for timelines, or for the kinds that records name.
+    A model without rewards of a run gets those that fit its labels.
+
+    Args:
+        rows: of the page.
     """
     path = request.model.path
     base = base_of_adapter(path)
@@ -353,18 +357,25 @@ def training_command(request: UseRequest, questions: Sequence[Record]) -> str:
     without = ("format", "columns", "allow_outside_media", "on_long_prompt")
     prompts = changed_flags(request.config, groups, without=without)
     if request.config.reward_funcs is None:
-        prompts += rewards_of(questions)
+        prompts += rewards_of(rows)
     data = ["--dataset_use", "labels.json", "--allow_outside_media"]
     folder = ["--output_dir", f"runs/{request.model.name}-labels"]
     return shlex.join(["qwenvl", "train", *model, *adapter, *data, *folder, *prompts])
 
 
-def rewards_of(questions: Sequence[Record]) -> list[str]:
-    """The flag of the rewards that fit all of some questions. Empty: the default rewards do."""
-    if questions and all(map(asks_for_timeline, questions)):
+def rewards_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The flag of the rewards that fit all labels: timelines, or answers of a kind that their records name.
+
+    Empty: the default rewards do.
+
+    Args:
+        rows: of the page.
+    """
+    answered = [row for row in rows if row.get("answer")]
+    if answered and all(row["timeline"] is not None for row in answered):
         return ["--reward_funcs", "format", "timeline_iou", "segment_f1"]
-    kinds = [kind_called(str(each.fields.get("problem_type") or "")) for each in questions]
-    if questions and None not in kinds:
+    kinds = [kind_called(str(row["record"].get("problem_type") or "")) for row in answered]
+    if answered and None not in kinds:
         return ["--reward_funcs", "format", "by_problem_type"]
     return []
 
@@ -401,10 +412,12 @@ def label_of(batch: PromptBatch, rollout: RolloutBatch, reward: str | None) -> d
     if rollout.logprobs is not None:
         mask = rollout.completion_mask
         means = ((rollout.logprobs * mask).sum(1) / mask.sum(1)).tolist()
-    best, share = elected(readings, means)
-    # How many completions have each reading, by the first of them.
-    counts = {readings.index(each): readings.count(each) for each in readings}
-    votes = [[answers[n] or "", count] for n, count in counts.items()]
+    ranks = ranks_of(readings, [in_order(answer or "") for answer in answers], means)
+    best, share = elected(readings, ranks)
+    votes = []
+    for first in dict.fromkeys(map(readings.index, readings)):  # of each reading
+        own = [n for n, each in enumerate(readings) if each == readings[first]]
+        votes.append([answers[max(own, key=ranks.__getitem__)] or "", len(own)])
     votes.sort(key=lambda vote: -vote[1])
     return {
         "answer": answers[best] or "",
@@ -427,11 +440,14 @@ def reading_of(answer: str, record: Record, reward: str | None) -> Any:
     A timeline is read with its times, and an answer of a kind that the record names, such as a letter, by that kind.
 
     Args:
-        reward: the name of the reward that reads all others.
+        reward: the name of the reward that reads all others, unless the record names rewards of its own.
     """
     prompt = [{"role": message.role, "content": message.text} for message in record.messages]
     kind = record.fields.get("problem_type")
-    if reward not in TIMELINES:
+    own = record.fields.get("reward")
+    if own:
+        reward = deciding_reward([own] if isinstance(own, str) else own)
+    elif reward not in TIMELINES:
         if asks_for_timeline(record) or is_timeline(answer, names_in(record.messages[-1].text)):
             reward = "timeline_iou"
         elif kind_called(str(kind or "")) is not None:
@@ -444,16 +460,33 @@ def asks_for_timeline(record: Record) -> bool:
     return record.fields.get("timeline") is not None
 
 
-def elected(readings: Sequence[Any], means: Sequence[float]) -> tuple[int, float]:
-    """The completion with the most frequent reading, of several the likeliest, and the share of that reading.
+def in_order(answer: str) -> Any:
+    """The ``(k)`` numbers of an answer in their order, which some rewards do not read, or else its text."""
+    return action_numbers(answer) or normalized(answer)
+
+
+def ranks_of(readings: Sequence[Any], wordings: Sequence[Any], means: Sequence[float]) -> list[tuple[int, float]]:
+    """How well each completion stands for its reading: how many word it the same, and then its mean log-prob.
+
+    Args:
+        readings: what rewards tell apart.
+        wordings: what they do not, such as the order of steps.
+        means: mean log-probs. NaN: not known.
+    """
+    both = list(zip(readings, wordings, strict=True))
+    return [(both.count(each), -math.inf if math.isnan(mean) else mean) for each, mean in zip(both, means, strict=True)]
+
+
+def elected(readings: Sequence[Any], ranks: Sequence[tuple[int, float]]) -> tuple[int, float]:
+    """The completion with the most frequent reading, of several the one of the highest rank, and the reading's share.
 
     One without an answer (None) is taken only where none has an answer, with the share 0.
 
     Example:
-        >>> elected(["a", "b", "a", None], [-0.5, -0.1, -0.2, -0.1])
-        (2, 0.5)
+        >>> readings = ["a", "b", "a", "a", None]
+        >>> elected(readings, ranks_of(readings, ["A", "b", "a", "a", ""], [-0.1, -0.1, -0.5, -0.2, -0.1]))
+        (3, 0.6)
     """
     counts = [0 if each is None else readings.count(each) for each in readings]
-    likelihoods = [-math.inf if math.isnan(mean) else mean for mean in means]
-    best = max(range(len(counts)), key=lambda n: (counts[n], likelihoods[n]))
+    best = max(range(len(counts)), key=lambda n: (counts[n], ranks[n]))
     return best, counts[best] / len(counts)

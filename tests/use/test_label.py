@@ -22,7 +22,17 @@ from qwenvl.rewards.table import TABLE, reading
 from qwenvl.timeline import TimedStep
 from qwenvl.train.grpo_trainer import GRPOTrainer
 from qwenvl.types import ClipMeta, FrameInfo, LibraryCount, LibrarySize, Message, Record
-from qwenvl.use.label import deciding_reward, editor_length, elected, is_timeline, key_of, reading_of, rewards_of
+from qwenvl.use.label import (
+    deciding_reward,
+    editor_length,
+    elected,
+    in_order,
+    is_timeline,
+    key_of,
+    ranks_of,
+    reading_of,
+    rewards_of,
+)
 from qwenvl.use.label_table import as_cell
 from tests.made_clips import slow_gif, write_clip
 from tests.train.test_distributed import launch_ranks
@@ -246,6 +256,8 @@ LISTED = "Which steps, and when?\n(1) take the lid\n(2) insert the fan"
         ("Side?\nA. left", {"problem_type": "multiple choice"}, "accuracy", ("B", "A", "B. right"), [0, 1, 0]),
         ("How long?", {"problem_type": "numerical"}, None, ("3 s", "3.0 s", "4 s"), [0, 0, 2]),
         ("What?", {"problem_type": "none known"}, None, ("A lid.", "a lid", "B"), [0, 0, 2]),
+        ("Side?", {"reward": "multiple_choice"}, "accuracy", ("B", "A", "B. right"), [0, 1, 0]),
+        ("Side?", {"reward": ["format", "multiple_choice"]}, "accuracy", ("B", "B. right"), [0, 0]),
     ],
 )
 def test_votes_are_read_as_their_question_asks(prompt, fields, reward, answers, votes):
@@ -254,15 +266,16 @@ def test_votes_are_read_as_their_question_asks(prompt, fields, reward, answers, 
     assert [readings.index(each) for each in readings] == votes
 
 
-def test_the_command_of_the_page_has_the_rewards_of_its_questions():
-    def question(**fields) -> Record:
-        return Record("0", (Message("user", LISTED),), "", (), (), (), fields, "d[0]")
+def test_the_command_of_the_page_has_the_rewards_of_its_labels():
+    def row(timeline: dict | None = None, **fields) -> dict:
+        return {"answer": "(1)", "timeline": timeline, "record": fields}
 
-    timelines = [question(timeline=[])] * 2
-    letters = [question(problem_type="multiple choice"), question(problem_type="yes or no")]
+    unread = {"answer": "", "timeline": None, "record": {}}
+    timelines = [row({"spans": []}), unread, row({"spans": []})]
+    letters = [row(problem_type="multiple choice"), row(problem_type="yes or no"), unread]
     assert rewards_of(timelines) == ["--reward_funcs", "format", "timeline_iou", "segment_f1"]
     assert rewards_of(letters) == ["--reward_funcs", "format", "by_problem_type"]
-    assert rewards_of([]) == rewards_of([question(), *timelines]) == rewards_of([*letters, question()]) == []
+    assert rewards_of([]) == rewards_of([row(), *timelines]) == rewards_of([*letters, row()]) == []
 
 
 def test_labels_corrected_on_the_page_train(there, capsys):
@@ -460,7 +473,14 @@ def test_the_editor_of_a_timeline_cuts_at_the_end_of_the_only_clip():
     ids=["one answer", "a majority", "the likelier of two", "an answer before none", "no answer", "sets"],
 )
 def test_the_most_frequent_answer_stands_for_all(readings, means, expected):
-    assert elected(readings, means) == pytest.approx(expected)
+    assert elected(readings, ranks_of(readings, readings, means)) == pytest.approx(expected)
+
+
+def test_the_order_of_most_stands_for_answers_that_rewards_do_not_tell_apart():
+    answers = ["(2) fan (1) lid", "(1) lid (2) fan", "(1) (2)", "(3)"]
+    readings = [reading("accuracy", answer) for answer in answers]
+    ranks = ranks_of(readings, list(map(in_order, answers)), [-0.1, -0.4, -0.3, -0.1])
+    assert elected(readings, ranks) == (2, 0.75)
 
 
 @pytest.mark.parametrize(
