@@ -208,6 +208,7 @@ def test_the_same_id_twice_names_both_places(write_rows, make_row):
 READER = """
 import random, sys, threading
 from pathlib import Path
+import pyarrow
 from qwenvl.data.records import record_file
 from qwenvl.data.records.catalog import DatasetSource
 from qwenvl.data.records.record_file import RecordFile
@@ -226,6 +227,9 @@ def watch():
         anonymous.append(status("RssAnon"))
 
 record_file.LOADED_BYTES = 0
+# How much is read ahead of its use would depend on which threads the machine lets run.
+pyarrow.set_cpu_count(1)
+pyarrow.set_io_thread_count(1)
 small, large, *names = sys.argv[1:]
 for name in names:
     read(small, name)
@@ -255,5 +259,6 @@ def test_memory_stays_far_below_the_size_of_the_file(tmp_path):
         assert int(total) == count * length
         # In the peak of tables are pages of mapped files, which the system takes back when it needs them.
         used = float(anonymous if name in ("table.parquet", "saved") else peak)
-        assert used < 24, f"{name}: {count * length >> 20} MB of rows took {used} MB"
+        size = count * length / 2**20
+        assert used < size / 2, f"{name}: {size:.0f} MB of rows took {used} MB"
     assert len(done.stdout.splitlines()) == len(names)
