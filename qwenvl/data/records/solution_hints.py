@@ -70,8 +70,8 @@ def solution_hints(record: Record) -> Iterator[Hint]:
     if len(solution) > ANSWER_LIMIT:
         yield Hint(
             "long solution",
-            f"answers of more than {ANSWER_LIMIT:,} characters count as missing, and the solution has more: no answer "
-            "that is written out as it is scores",
+            f"answers of more than {ANSWER_LIMIT:,} characters count as missing, and the solution has more: even "
+            "the solution itself would score 0",
         )
     asked = record.messages[-1].text
     if not names_in(asked):
