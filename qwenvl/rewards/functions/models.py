@@ -239,7 +239,8 @@ class JudgeReward:
         answers = [answer_of(text) for text in completions]
         texts: list[str | None] = []  # None: decided without a request
         for answer, rule, truth, prompt in zip(answers, by_rule, solution, prompts, strict=True):
-            is_right = rule is not None and rule >= 1
+            # What the rule has no value for, or cannot decide in its time, is left to the judge.
+            is_right = rule is not None and not isinstance(rule, Unfinished) and rule >= 1
             texts.append(None if answer is None or is_right else self._question(prompt, truth, answer))
         verdicts = await self._served.answers(texts, shown, self._frames, self._value, "verdict")
         known = [self._bad_format if answer is None else self._correct for answer in answers]

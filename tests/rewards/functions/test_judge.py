@@ -122,6 +122,13 @@ def test_the_judge_is_asked_only_where_the_rule_does_not_decide(ask, server):
     assert "what is it?" in server.questions[0] and "the truth" in server.questions[0]
 
 
+def test_the_judge_is_asked_where_the_rule_comes_to_no_end(ask, server):
+    """A completion may write a formula that cannot be verified within its time."""
+    endless = "<answer>9^{9^{9^{9}}}</answer>"
+    assert ask(endless, "<answer>x + 1</answer>", solution="x+1", correctness_func="math_accuracy") == [0.0, 1.0]
+    assert len(server.questions) == 1
+
+
 def test_failed_requests_are_repeated(ask, server):
     server.replies = [(503, "busy"), (429, "slowly")]
     assert ask("<answer>good</answer>") == [1.0]
