@@ -34,3 +34,10 @@ def test_list_shows_every_function_with_its_range(capsys, monkeypatch):
 def test_try_prints_the_score_of_a_completion(capsys, arguments, shown):
     assert main(["try", *arguments]) == 0
     assert shown in capsys.readouterr().out
+
+
+def test_try_says_where_a_reward_has_no_value(capsys):
+    """The formula cannot be verified in its time."""
+    flags = ["--completion", "<answer>9^{9^{9^{9}}}</answer>", "--solution", "x+1"]
+    assert main(["try", "cosine(correctness_func='math_accuracy')", *flags]) == 0
+    assert "cosine: no value" in capsys.readouterr().out
