@@ -58,13 +58,13 @@ def ask(request: TryRequest) -> dict[str, Any]:
     from qwenvl.inspection.preview import folded_prompt
     from qwenvl.model.weight_files import base_of_adapter
     from qwenvl.rewards import build_rubric
+    from qwenvl.rewards.table import FOR_KINDS
     from qwenvl.step.assemble import build_rewards
 
     config = request.config
     options = request.options
     record = request.record
-    # The default rewards know no letters.
-    of_options = ["format", "by_problem_type"] if options.choices and config.reward_funcs is None else None
+    of_options = ["format", *FOR_KINDS] if options.choices and config.reward_funcs is None else None
     rubric = build_rubric() if options.solution is None else build_rewards(config, of_options, None)
     problem = None if options.solution is None else rubric.check_record(record)
     if problem:

@@ -95,7 +95,8 @@ OPTIMIZER_PACKAGES = {
     "grokadamw": ("grokadamw",),
     "schedulefree": ("schedule_free",),
 }
-"""The packages of the Trainer's optimizers, each with the beginnings of the names of its optimizers."""
+"""The packages of the Trainer's optimizers, as they are imported, each with the beginnings of its optimizers' names."""
+_INSTALLED_AS = {"optimi": "torch-optimi"}  # where pip knows a package by another name
 
 
 _PLAIN_TYPES = (bool, int, float, str, list, dict, type(None))
@@ -287,7 +288,7 @@ def problems_of_machine(config: Any) -> Iterator[str]:
     optimizer = _text(config.optim)
     for package, names in OPTIMIZER_PACKAGES.items():
         if optimizer.startswith(names) and find_spec(package) is None:
-            pip = "torch-optimi" if package == "optimi" else package.replace("_", "-")
+            pip = _INSTALLED_AS.get(package, package.replace("_", "-"))
             yield f"--optim {optimizer} needs {package}: pip install {pip}, or take --optim adamw_torch"
     if config.deepspeed and not _LAUNCHED & set(os.environ) and find_spec("mpi4py") is None:
         yield (

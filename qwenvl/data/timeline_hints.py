@@ -11,7 +11,7 @@ from qwenvl.failure import counted
 from qwenvl.rewards.functions.actions import names_in
 from qwenvl.rewards.functions.looking import readable_evidence
 from qwenvl.rewards.functions.text import solution_of
-from qwenvl.rewards.table import may_read_times
+from qwenvl.rewards.table import FOR_TIMELINES, may_read_times
 from qwenvl.timeline import TimedStep, timeline_in
 from qwenvl.types import FrameInfo, Hint, Record
 
@@ -83,8 +83,8 @@ def unread_times(timelines: int, records: int, rewards: Collection[str]) -> list
         Hint(
             "times that no reward reads",
             f"timelines are the solutions of {timelines:,} of {counted(records, 'record')}, and no reward reads their "
-            f"times ({', '.join(rewards)}): wrong ones score as right ones do; --reward_funcs format timeline_iou "
-            "segment_f1 reads them",
+            f"times ({', '.join(rewards)}): wrong ones score as right ones do; --reward_funcs format "
+            f"{' '.join(FOR_TIMELINES)} reads them",
         )
     ]
 

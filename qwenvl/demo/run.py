@@ -320,32 +320,32 @@ def run_demo(demo: Demo) -> None:
     settle_output()
     take_one_thread()
     started = time.time()
-    told = partial(print, flush=True)  # in order with standard error, in a file too
+    announce = partial(print, flush=True)  # in order with standard error, in a file too
     _clear(demo)
     default = f"by default {demo.minutes} minutes on two cores"
-    told(f"A tiny {FAMILIES[demo.family].name} learns to {demo.task}, in {demo.folder} ({default})")
+    announce(f"A tiny {FAMILIES[demo.family].name} learns to {demo.task}, in {demo.folder} ({default})")
     commands = demo.commands()
     evaluation = demo.evaluation_words()
     last = len(commands) + 2
-    told(f"[1/{last}] clips: {demo.clips} to train on, {demo.clip_settings.heldout} held out")
+    announce(f"[1/{last}] clips: {demo.clips} to train on, {demo.clip_settings.heldout} held out")
     demo.make_data(demo.data, demo.clip_settings)
     _write_start(demo)
     # The commands of a real run, with their settings in files.
     for number, (name, command, settings) in enumerate(commands, 2):
         config = demo.folder / f"{name}.yaml"
         config.write_text(yaml.safe_dump(settings, sort_keys=False))
-        told(f"[{number}/{last}] {_command(command, '--config', config)}")
+        announce(f"[{number}/{last}] {_command(command, '--config', config)}")
         if command == "warmup":
             start_warmup(["--config", str(config)], says_next=False)  # it comes now, with better records
         else:
             start_training(["--config", str(config)])
-    told(f"[{last}/{last}] does it look? {_command('evaluate', *evaluation)}")
+    announce(f"[{last}/{last}] does it look? {_command('evaluate', *evaluation)}")
     with redirect_stdout(io.StringIO()):  # its table is shown at the end
         evaluate_held_out(evaluation)
     add_pictures(make_report([demo.run], demo.run / "report"))
     minutes = round((time.time() - started) / 60, 2)
     (demo.folder / MARK).write_text(json.dumps({"minutes": minutes}) + "\n")
-    told(f"\nDone in {minutes:.1f} minutes.\n")
+    announce(f"\nDone in {minutes:.1f} minutes.\n")
 
 
 def take_one_thread() -> None:

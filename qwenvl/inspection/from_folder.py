@@ -51,6 +51,7 @@ from qwenvl.inspection.steps import (
     steps_of_labels,
 )
 from qwenvl.rewards.functions.text import TAGS
+from qwenvl.rewards.table import FOR_TIMELINES
 from qwenvl.types import Message, Record
 
 STEPS = "{steps}"  # the place of the list of steps in a question
@@ -203,8 +204,8 @@ def _next_commands(out: Path, held_out: Path | None, *, timelines: bool, inside:
     if held_out is not None:
         train += ["--eval_dataset_use", str(held_out), "--eval_strategy", "epoch"]
     if timelines:
-        check += ["--reward_funcs", "timeline_iou", "segment_f1"]
-        train += ["--reward_funcs", "format", "timeline_iou", "segment_f1"]
+        check += ["--reward_funcs", *FOR_TIMELINES]
+        train += ["--reward_funcs", "format", *FOR_TIMELINES]
     train += ["--output_dir", f"runs/{out.absolute().parent.name}"]
     commands = [check, preview, train]
     if not inside:

@@ -28,12 +28,11 @@ class MediaFields(NamedTuple):
     counts: str
 
 
-KINDS_OF_MEDIA = (
-    MediaFields("pixel_values", "image_grid_thw", "images_per_prompt"),
-    MediaFields("pixel_values_videos", "video_grid_thw", "videos_per_prompt"),
-)
+_IMAGES = MediaFields("pixel_values", "image_grid_thw", "images_per_prompt")
+_VIDEOS = MediaFields("pixel_values_videos", "video_grid_thw", "videos_per_prompt")
+KINDS_OF_MEDIA = (_IMAGES, _VIDEOS)
 """Images and videos, in the order in which forwards take them."""
-VISION = tuple(name for kind in KINDS_OF_MEDIA for name in (kind.values, kind.grids))
+VISION = (_IMAGES.values, _IMAGES.grids, _VIDEOS.values, _VIDEOS.grids)
 """The arguments of a forward that hold media."""
 ROWS = ("input_ids", "attention_mask", "position_ids")
 LARGE = 64 * 2**20

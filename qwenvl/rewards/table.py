@@ -197,6 +197,12 @@ BY_FLAG: dict[str, Entry] = {
     "temporal_contrast": Entry(grounding.temporal_contrast, 0, 0.3, remote=True),
 }
 
+FOR_TIMELINES = ("timeline_iou", "segment_f1")
+"""The rewards that commands recommend where answers are timelines."""
+FOR_KINDS = ("by_problem_type",)
+"""Those that they recommend where records name the kinds of their answers: the default rewards know no letters."""
+
+
 def may_read_times(name: str) -> bool:
     """Whether a reward reads the times of a timeline, or may: a model does, or a function that is not of the table."""
     entry = TABLE.get(name)

@@ -27,6 +27,7 @@ from qwenvl.model.loading import unwrap
 from qwenvl.option import all_options, parse_row, row_text, was_set
 from qwenvl.rewards import Rubric
 from qwenvl.run_log.log import installed_versions
+from qwenvl.run_log.run import each_once
 from qwenvl.train.running_trainer import RunningTrainer
 from qwenvl.types import EVALUATED
 
@@ -57,7 +58,7 @@ def describe_model(trainer: RunningTrainer, folder: str | Path) -> None:
         learning = f"low-rank adapters (rank {args.lora_r}, alpha {args.lora_alpha}) on {learning}"
     evaluated = evaluations(trainer.state.log_history, step)
     # Not every evaluation has each reward: a judge may be gone, and records may have none of it.
-    evaluated_rewards = dict.fromkeys(name for each in evaluated for name in each["rewards"])
+    evaluated_rewards = each_once(each["rewards"] for each in evaluated)
     text = environment.get_template("card.jinja").render(
         title=f"{Path(settings.base_model).name}, trained by {method}",
         method=method,
@@ -68,7 +69,7 @@ def describe_model(trainer: RunningTrainer, folder: str | Path) -> None:
         prompts=prompts_per_step(args),
         shown_settings=yaml.safe_dump(_settings_of(args), sort_keys=True, allow_unicode=True).strip(),
         evaluations=evaluated,
-        evaluated_rewards=list(evaluated_rewards),
+        evaluated_rewards=evaluated_rewards,
         versions=", ".join(f"{name} {version}" for name, version in installed_versions().items()),
         settings=settings,
         settings_file=SETTINGS_FILE,

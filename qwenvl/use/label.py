@@ -40,7 +40,7 @@ from qwenvl.rewards.functions.text import answer_of, normalized
 from qwenvl.rewards.kinds import kind_called
 from qwenvl.rewards.options import RewardOptions
 from qwenvl.rewards.resolve import DEFAULT_WEIGHTS
-from qwenvl.rewards.table import SHAPING, TABLE, TIMELINES, reading
+from qwenvl.rewards.table import FOR_KINDS, FOR_TIMELINES, SHAPING, TABLE, TIMELINES, reading
 from qwenvl.run_log.log import append_lines, drop_cut_line, hash_of, plain, read_lines, write_json
 from qwenvl.run_log.report.evaluation import write_labels
 from qwenvl.run_log.report.timelines import axis_length, span_as_shown
@@ -373,10 +373,10 @@ def rewards_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """
     answered = [row for row in rows if row.get("answer")]
     if answered and all(row["timeline"] is not None for row in answered):
-        return ["--reward_funcs", "format", "timeline_iou", "segment_f1"]
+        return ["--reward_funcs", "format", *FOR_TIMELINES]
     kinds = [kind_called(str(row["record"].get("problem_type") or "")) for row in answered]
     if answered and None not in kinds:
-        return ["--reward_funcs", "format", "by_problem_type"]
+        return ["--reward_funcs", "format", *FOR_KINDS]
     return []
 
 
