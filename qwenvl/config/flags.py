@@ -72,7 +72,9 @@ class FlagParser(argparse.ArgumentParser):
         self.raises = raises
         self.where = ""  # the beginning of an error's message, such as the name of a file
 
-    def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
+    def parse_known_args(  # type: ignore[override]  # the library has an overload for each namespace
+        self, args: Sequence[str] | None = None, namespace: Any = None
+    ) -> Any:
         words = list(sys.argv[1:] if args is None else args)
         following = [*words[1:], ""]
         known = [self._as_known(word, after) for word, after in zip(words, following, strict=False)]

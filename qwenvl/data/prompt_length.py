@@ -271,7 +271,7 @@ def read_header(
         container, stream = open_video(path, HEADER_SECONDS)
         with closing(container):
             whole = Fraction(container.duration or 0, av.time_base)
-            seconds = stream.duration * stream.time_base if stream.duration else whole
+            seconds = stream.duration * stream.time_base if stream.duration and stream.time_base else whole
             count = stream.frames or round(seconds * (stream.average_rate or 0))
             size = frame_size(stream)
     except (av.FFmpegError, OSError) as error:

@@ -92,7 +92,7 @@ class RunFolder(TrainerCallback):
         if bad:
             lines = "\n  ".join(sample.error for sample in bad.values())
             logger.warning(f"{counted(len(bad), 'record')} left out:\n  {lines}")
-        counts = sum(gather_object([self._journal.drawn_for_training]), Counter())
+        counts: Counter[str] = sum(gather_object([self._journal.drawn_for_training]), Counter())
         if counts["left_out"] and not counts["used"]:
             raise RecordError("nothing was trained: every record that was drawn was left out, for the reasons above")
 

@@ -83,6 +83,7 @@ class GRPOTrainer(PolicyTrainer):
     """
 
     eval_metric = f"eval{EVALUATED}"
+    logprobs: Logprobs
 
     def __init__(
         self,

@@ -15,7 +15,7 @@ import torch
 from accelerate.utils import gather_object
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, SequentialSampler
-from transformers import ProcessorMixin, Trainer, TrainerCallback, set_seed
+from transformers import ProcessorMixin, Trainer, TrainerCallback, TrainerControl, set_seed
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput
 
 from qwenvl.config.grpo_config import GRPOConfig
@@ -87,6 +87,10 @@ class PolicyTrainer(Trainer):
     eval_metric = "eval_loss"
     trained_by = METHOD
     steps_trained = 0
+
+    # Of Trainer, which mypy does not read.
+    control: TrainerControl
+    train_dataset: Any
 
     def __init__(
         self,

@@ -414,7 +414,7 @@ def label_of(batch: PromptBatch, rollout: RolloutBatch, reward: str | None) -> d
         means = ((rollout.logprobs * mask).sum(1) / mask.sum(1)).tolist()
     ranks = ranks_of(readings, [in_order(answer or "") for answer in answers], means)
     best, share = elected(readings, ranks)
-    votes = []
+    votes: list[list[Any]] = []  # an answer and how many gave it
     for first in dict.fromkeys(map(readings.index, readings)):  # of each reading
         own = [n for n, each in enumerate(readings) if each == readings[first]]
         votes.append([answers[max(own, key=ranks.__getitem__)] or "", len(own)])

@@ -145,7 +145,8 @@ def _may_begin_with_unshown(stream: VideoStream, packets: Packets) -> bool:
         return True
     if context.name == "h264" and packets.first and not has_instant_refresh(packets.first, context.extradata):
         return True
-    return min(packets.shown) < packets.pts[0]  # type: ignore[type-var]
+    first = packets.pts[0]
+    return first is not None and any(pts is not None and pts < first for pts in packets.shown)
 
 
 def _index_from_first_shown(stream: VideoStream, packets: Packets, path: str) -> ClipIndex:
@@ -158,11 +159,11 @@ def _index_from_first_shown(stream: VideoStream, packets: Packets, path: str) ->
     for frame in play(path):
         if frame.pts is not None:
             shown.append(frame.pts)
-            if frame.pts >= key:
+            if key is None or frame.pts >= key:
                 break
     if not shown:
         raise BadMediaError(path, "none of its frames can be decoded")
-    later = [pts for pts in packets.shown if pts > shown[-1]]
+    later = [pts for pts in packets.shown if pts is not None and pts > shown[-1]]
     return _index_of(stream, shown + later, packets)
 
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeGuard
 
 from qwenvl.data.errors import RecordError, kind_of
 from qwenvl.data.library_rules import CAMERA_RATE
@@ -394,7 +394,7 @@ def _frame_times(value: Any, place: str) -> tuple[float, ...]:
     return tuple(map(float, value))
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: Any) -> TypeGuard[float]:
     """Whether a value is a finite number."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 

@@ -99,7 +99,7 @@ class RecordFile(Sequence[Record]):
     def __len__(self) -> int:
         return len(self._numbers)
 
-    def __getitem__(self, index: int) -> Record:
+    def __getitem__(self, index: int) -> Record:  # type: ignore[override]  # no slices
         number = int(self._numbers[index])
         try:
             return self._read(number)

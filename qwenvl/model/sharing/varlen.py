@@ -14,6 +14,7 @@ backward pass also takes ``out`` and ``lse`` of a softmax over more keys than ``
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -92,8 +93,16 @@ class CudaFlash:
         )  # fmt: skip
 
 
-class _PerSequence:
+class _PerSequence(ABC):
     """A kernel that takes one sequence at a time, as 1 x heads x S x D."""
+
+    @abstractmethod
+    def _forward(self, q, k, v, causal, scale):
+        """The output and the log-sum-exp of one sequence."""
+
+    @abstractmethod
+    def _backward(self, grad, q, k, v, out, lse, causal, scale):
+        """The gradients of its queries, keys and values."""
 
     def forward(self, q, k, v, q_spans, k_spans, *, causal, scale):
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)

@@ -319,7 +319,7 @@ def numeric(completions: list[str], solution: list[str], *, tolerance: Tolerance
     """
     share = Decimal(repr(float(tolerance)))
     return [
-        float(number is not None and abs(number - truth) <= share * max(1, abs(truth)))
+        float(number is not None and abs(number - truth) <= share * max(Decimal(1), abs(truth)))
         for number, truth in _pairs(completions, solution)
     ]
 

@@ -97,7 +97,7 @@ def check_boxes(solution: str, fields: Mapping[str, Any], units: BoxUnits = "sam
     other = _OTHER_BOX.search(_BOX.sub(" ", text))
     if other is not None:
         return f"the solution must hold boxes [x1, y1, x2, y2] alone, and has {other[0][:80]!r} too"
-    size = [fields.get("width"), fields.get("height")]
+    size: list[Any] = [fields.get("width"), fields.get("height")]
     if units == "thousandths" and not all(type(side) in (int, float) and side > 0 for side in size):
         return f"units='thousandths' needs the fields 'width' and 'height' in pixels, got {size}"
     return None

@@ -172,15 +172,15 @@ class RolloutTargets:
         rollouts = list(read_rollouts(folder, split=None))
         if not tools and any(len(row.turns) > 1 for row in rollouts):
             raise ValueError(f"--from_rollouts {folder}: its completions call tools: give the --tools of that run")
-        ended = [row for row in rollouts if row.total is not None and row.finish_reason == "stop"]
-        whole = [row for row in ended if not any(map(text_problem, _turns_of(row)))]
+        ended = [(row.total, row) for row in rollouts if row.total is not None and row.finish_reason == "stop"]
+        whole = [(total, row) for total, row in ended if not any(map(text_problem, _turns_of(row)))]
         if len(whole) < len(ended):
             left_out = counted(len(ended) - len(whole), "completion")
             say(f"{folder}: {left_out} with special tokens as text, left out")
-        whole.sort(key=lambda row: (-row.total, -row.step, row.sample))
+        whole.sort(key=lambda scored: (-scored[0], -scored[1].step, scored[1].sample))
         best: dict[_Asked, list[_Turns]] = {}
-        for row in whole:
-            if row.total < min_reward:
+        for total, row in whole:
+            if total < min_reward:
                 break  # the rewards of all that follow are lower still
             texts = best.setdefault(_asked_in(row), [])
             turns = _turns_of(row)
@@ -215,11 +215,11 @@ def _asked_in(row: Rollout) -> _Asked:
     return (row.record_id, messages, row.solution)
 
 
-def _hint(rollouts: list[Rollout], whole: list[Rollout]) -> str:
+def _hint(rollouts: list[Rollout], whole: list[tuple[float, Rollout]]) -> str:
     """The end of the message about a run without a completion that is good enough."""
     if not rollouts:
         return "; is it the --output_dir of a run?"
-    return f": the highest has {whole[0].total:g}" if whole else ""
+    return f": the highest has {whole[0][0]:g}" if whole else ""
 
 
 def targets_of(args: WarmupConfig) -> SolutionTargets | RolloutTargets:
