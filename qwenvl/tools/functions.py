@@ -342,7 +342,8 @@ def resolve_tools(names: Sequence[str | Tool | Callable[..., Any]]) -> dict[str,
             as TRL's ``environment_factory``), or tools themselves.
 
     Raises:
-        ValueError: there is no such tool, or two have one name.
+        ValueError: there is no such tool, two have one name, or one of a file has no types or descriptions.
+        TypeError: a function given itself has none.
     """
     found: dict[str, Tool] = {}
     for each in names:
@@ -365,6 +366,14 @@ def _resolved(each: str | Tool | Callable[..., Any]) -> list[Tool]:
         return [each if isinstance(each, Tool) else tool(each)]
     if each in _OWN:
         return [_OWN[each]]
+    try:
+        return _in_a_file(each)
+    except TypeError as error:  # of schema_of: the command line names a file, and its user reads one line
+        raise ValueError(f"--tools {each}: {error}") from error
+
+
+def _in_a_file(each: str) -> list[Tool]:
+    """The tools of ``file.py:name`` or ``trl:file.py:Class``."""
     file, _, name = each.removeprefix("trl:").rpartition(":")
     made = getattr(load_file(file, named_by=f"--tools {each}"), name, None)
     if made is None:

@@ -91,7 +91,8 @@ def test_a_type_that_is_imported_for_type_checkers_alone_is_named(tmp_path):
         "if TYPE_CHECKING:\n    from qwenvl.tools import Video\n"
         'def shows(video: Video) -> str:\n    """Show it."""\n    return ""\n'
     )
-    with pytest.raises(TypeError, match=r"tool shows: .* name 'Video' is not defined; import it outside of"):
+    reason = r"--tools .*late\.py:shows: tool shows: .* name 'Video' is not defined; import it outside of"
+    with pytest.raises(ValueError, match=reason):
         resolve_tools([f"{tmp_path / 'late.py'}:shows"])
 
 
