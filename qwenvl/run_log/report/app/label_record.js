@@ -51,9 +51,9 @@ function recordOf(label, done) {
 }
 
 // A range: "(2)-(4)", "(2) to (4)", and "2-4" alone. It may leave out step 3, or mean it.
-const BETWEEN_MARKS =
-  /\)[ \t]*(?:[-\u2010-\u2015~]+|\.{2,3}|\u2026|(?:to|through|until|till|bis)(?!\p{L}))\s*\(\s*[0-9]/u;
-const BARE_RANGE = /^\W*[0-9]+\s*(?:[-\u2010-\u2015~]+|\.{2,3}|\u2026|to|through|until|till|bis)\s*[0-9]+\W*$/;
+const RANGE_SIGN = String.raw`(?:[-\u2010-\u2015~]+|\.{2,3}|\u2026|(?:to|through|until|till|bis)(?!\p{L}))`;
+const BETWEEN_MARKS = new RegExp(String.raw`\)[ \t]*${RANGE_SIGN}\s*\(\s*[0-9]`, "u");
+const BARE_RANGE = new RegExp(String.raw`^\W*[0-9]+\s*${RANGE_SIGN}\s*[0-9]+\W*$`, "u");
 
 // Why training would not read an answer, or nothing.
 function answerProblem(written, steps) {
