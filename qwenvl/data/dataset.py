@@ -34,6 +34,7 @@ from qwenvl.data.records.parse import ReadOptions, RecordCheck
 from qwenvl.data.records.record_file import RecordFile, spot_checked
 from qwenvl.data.records.sources import EXPECTED, given_rows
 from qwenvl.data.views import seen_by
+from qwenvl.failure import counted
 from qwenvl.types import BadSample, ClipMeta, FrameInfo, Record, Sample, VideoClip
 
 
@@ -101,7 +102,13 @@ class GRPODataset(Dataset):
         return self.sample(self.record(index), epoch)
 
     def record(self, index: int) -> Record:
-        """The record of a number, with the name of its data set where there are several."""
+        """The record of a number, with the name of its data set where there are several.
+
+        Raises:
+            IndexError: there are fewer records. ``for sample in dataset`` ends by it.
+        """
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"record {index} of {counted(len(self), 'record')}")
         number = index % len(self)
         record = replace(self.records[index], index=number)
         if len(self.parts) > 1:

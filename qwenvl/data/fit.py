@@ -89,7 +89,10 @@ class MeasuredPrompt:
         return 1
 
     def _largest_by_halves(self, frames: int, longest: int) -> int:
-        """The largest fitting bound of a prompt that grows with its frames."""
+        """A fitting bound of a prompt that grows with its frames: the largest one, but for segments drawn at random.
+
+        There another bound draws other frames, and a larger one may happen to fit.
+        """
         # Each probe renders and tokenizes the prompt, so search by halves.
         low = 0
         high = frames

@@ -51,14 +51,15 @@ def frames(record: Record, count: int | None = None) -> Record:
 def evidence(record: Record, count: int | None = None) -> Record:
     """The record with the span of its ``evidence`` in place of its clip.
 
-    A record without evidence, or without exactly one clip, stays as it is.
+    The span is one segment, whatever those of the clip are. A record without evidence, or without exactly one clip,
+    stays as it is.
     """
     spans = evidence_of(record.fields)
     if spans is None or len(record.videos) != 1:
         return record
     start = min(start for start, _ in spans)
     end = max(end for _, end in spans)
-    span = replace(record.clip_meta[0] or ClipMeta(), video_start=start, video_end=end)
+    span = replace(record.clip_meta[0] or ClipMeta(), video_start=start, video_end=end, frame_counts=None)
     shown = replace(record, clip_meta=(span,))
     return shown if count is None else frames(shown, count)
 

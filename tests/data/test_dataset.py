@@ -145,6 +145,15 @@ def test_a_mix_knows_where_its_records_come_from(write_rows, make_row, loaded, m
     assert sorted(sample.epoch for sample in samples if sample.record.dataset == names[1]) == [0, 1, 2]
 
 
+def test_a_data_set_ends_after_its_last_record(write_rows, make_row):
+    dataset = load_dataset(str(write_rows([make_row(id="one"), make_row(id="two")], "two.json")))
+    assert [sample.record.id for sample in dataset] == ["one", "two"]
+    assert dataset[-1].record.id == "two"
+    for beyond in (2, -3, (0, 2)):
+        with pytest.raises(IndexError, match="of 2 records"):
+            dataset[beyond]
+
+
 def test_the_example_of_the_repository_can_be_used():
     dataset = load_dataset("example")
     assert [len(dataset[i].videos) + 10 * len(dataset[i].images) for i in range(len(dataset))] == [1, 1, 1, 10, 0]

@@ -52,6 +52,12 @@ def test_the_evidence_view_shows_the_span_from_its_first_second_to_its_last():
     assert evidence(BARE) is BARE
 
 
+def test_segments_of_the_whole_clip_are_none_of_its_evidence():
+    segmented = replace(RECORD, clip_meta=(ClipMeta(frame_counts=(7.0, 7.0), dynamic_sample=True),))
+    (meta,) = evidence(segmented).clip_meta
+    assert meta == ClipMeta(video_start=2.0, video_end=6.0, dynamic_sample=True)
+
+
 def test_the_solution_stands_behind_the_question():
     (message,) = solution(RECORD).messages
     assert message.text == "<video>\nWhich steps?\nThe right answer is: (2) insert the fan"
