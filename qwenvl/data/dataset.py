@@ -255,20 +255,22 @@ class Pictures:
     def parts(self, most: int) -> list[dict[str, Any]]:
         """At most ``most`` frames, evenly spaced, and all images, as parts of a message of OpenAI's API.
 
-        Several clips share the ``most`` frames. A text with the time comes before each picture.
+        Several clips share the ``most`` frames, and each gives one at least. A text with the time, and of several clips
+        with the number of the clip, comes before each picture.
 
         Raises:
             BadMediaError: a file cannot be read any more.
         """
         parts: list[dict[str, Any]] = []
-        for clip in self.clips:
+        for number, clip in enumerate(self.clips, 1):
+            place = f" of clip {number}" if len(self.clips) > 1 else ""
             time_of = dict(zip(clip.indices, clip.times, strict=True))  # the last frame may stand there twice
             shown = sorted(time_of)
             chosen = [shown[i] for i in uniform_indices(len(shown), max(1, most // len(self.clips)))]
             with open_clip(clip.path, timeout=SampleOptions.decode_timeout) as opened:
                 frames, _ = read_resized(opened, chosen, small, BICUBIC)
             for index, frame in zip(chosen, frames, strict=True):
-                parts += _titled_picture(f"The frame at {time_of[index]:.2f} s:", frame)
+                parts += _titled_picture(f"The frame{place} at {time_of[index]:.2f} s:", frame)
         for path in self.images:
             image = read_image(path, timeout=SampleOptions.decode_timeout)
             size = small((image.shape[-2], image.shape[-1]))

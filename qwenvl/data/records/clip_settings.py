@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import Any
 
 from qwenvl.data.errors import RecordError
+from qwenvl.data.media.shape import MAX_ASPECT_RATIO, is_too_thin
 from qwenvl.data.records.frame_settings import (
     COUNT,
     FRAME_BOUNDS,
@@ -237,11 +238,16 @@ def image_size(said: ClipSettings, place: str) -> LibrarySize | None:
 
 
 def _library_size(settings: Settings, said: ClipSettings, place: str) -> LibrarySize:
-    """A size by the rules of the package. RecordError: one side without the other."""
+    """A size by the rules of the package. RecordError: one side without the other, or far longer than it."""
     sides = [key for key in SIDES if key in settings]
     if len(sides) == 1:
         (other,) = set(SIDES) - set(sides)
         raise RecordError(f"{place}: {sides[0]} without {other}; expected both, or max_pixels for a size of any shape")
+    if sides and is_too_thin((settings["resized_height"], settings["resized_width"])):
+        shape = f"{settings['resized_width']} x {settings['resized_height']}"
+        raise RecordError(
+            f"{place}: resized_width x resized_height is {shape}; expected sides of at most {MAX_ASPECT_RATIO} : 1"
+        )
     without = [key for key in settings if key not in SIDES]
     if sides and without:
         _note(said, f"{' and '.join(without)} beside resized_height and resized_width change nothing")

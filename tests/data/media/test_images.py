@@ -33,6 +33,13 @@ def test_sixteen_bits_are_scaled_and_not_clipped(tmp_path):
     assert load_image(str(tmp_path / "a.png"))[0].tolist() == [[0, 0x80, 0xFF]]
 
 
+@pytest.mark.parametrize("dtype", [np.int32, np.float32])
+def test_numbers_without_a_black_and_a_white_are_refused(tmp_path, dtype):
+    Image.fromarray(np.array([[0, 1, 30000]], dtype)).save(tmp_path / "a.tiff")
+    with pytest.raises(BadMediaError, match=r"a\.tiff.*32 bits a pixel.* 8 or 16 bits"):
+        load_image(str(tmp_path / "a.tiff"))
+
+
 @pytest.fixture
 def folder(tmp_path):
     """A folder of twelve frames, whose red channel is their number, beside a file that is no image and a hidden one."""

@@ -216,6 +216,12 @@ class TestSeveralPlaces:
         assert "frames_fps of a clip that is a file" in hints(parsed(beside(meta={"frames_fps": 2})))[0]
 
 
+    def test_a_size_that_no_model_takes_is_named_with_its_row(self, parsed):
+        for medium, kind in (("a.mp4", "video"), ("a.png", "image")):
+            with pytest.raises(RecordError, match=r"d\[0\].*height is 3000 x 10; expected sides of at most 200"):
+                parsed(in_part(medium, kind, resized_height=10, resized_width=3000))
+
+
 class TestListsOfFrames:
     @pytest.mark.parametrize("place", PLACES)
     @pytest.mark.parametrize(

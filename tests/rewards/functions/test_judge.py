@@ -303,6 +303,17 @@ def test_a_judge_with_frames_gets_the_frames_that_the_policy_saw(ask, server, sh
     assert server.seen.pop() == []
 
 
+def test_the_frames_of_several_clips_are_told_apart(shown):
+    (first,), (second,) = shown([0, 5]).clips, shown([0, 9]).clips
+    titles = [part["text"] for part in Pictures((first, second), ()).parts(4) if part["type"] == "text"]
+    frame = "The frame of clip {} at {:.2f} s:".format
+    assert titles == [frame(1, 0), frame(1, 0.5), frame(2, 0), frame(2, 0.9)]
+    assert [part["text"] for part in Pictures((first, second), ()).parts(1) if part["type"] == "text"] == [
+        frame(1, 0),
+        frame(2, 0),
+    ]
+
+
 def test_the_same_text_and_frames_are_sent_once(ask, server, shown):
     first, other = shown([0, 5]), shown([0, 6])
     server.replies = [(200, "hm")]
