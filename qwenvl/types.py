@@ -333,13 +333,18 @@ def places_of(counts: Sequence[int], rows: Sequence[int]) -> list[int]:
 def select_media(
     values: Tensor | None, grids: Tensor | None, per_prompt: Sequence[int], rows: Sequence[int]
 ) -> tuple[Tensor | None, Tensor | None]:
-    """The patches and the grids of the media of the prompts ``rows``. None where they have none."""
-    if values is None or grids is None or not len(values):  # blank media belong to no prompt and stay
+    """The patches, unless they were dropped, and the grids of the media of the prompts ``rows``. None: they have none.
+    """
+    if grids is None or (values is not None and not len(values)):  # blank media belong to no prompt and stay
         return values, grids
     media = places_of(per_prompt, rows)
     if media == [*range(len(grids))]:  # no copy of a long video
         return values, grids
-    return (values[places_of(grids.prod(-1).tolist(), media)], grids[media]) if media else (None, None)
+    if not media:
+        return None, None
+    if values is not None:
+        values = values[places_of(grids.prod(-1).tolist(), media)]
+    return values, grids[media]
 
 
 @dataclass(frozen=True)
@@ -493,7 +498,8 @@ class RewardBatch:
         components: K lists of N values, None where a function does not apply to a row.
         total: N weighted sums over the functions that apply, float32. NaN where none does: the completion has no reward
             and its group is compared without it.
-        metrics: what the functions logged besides.
+        metrics: what the functions logged besides, by name N values: the mean of the call that scored the row, None
+            where it logged none.
         failed: for each function N times whether it failed on the row, which then has no value of it.
     """
 
@@ -501,7 +507,7 @@ class RewardBatch:
     weights: tuple[float, ...]
     components: list[list[float | None]]
     total: Tensor
-    metrics: dict[str, float] = field(default_factory=dict)
+    metrics: dict[str, list[float | None]] = field(default_factory=dict)
     failed: dict[str, list[bool]] = field(default_factory=dict)
 
     def totals(self) -> list[float | None]:

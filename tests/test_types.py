@@ -2,6 +2,7 @@
 
 import torch
 
+from qwenvl.step.groups import without_pixels
 from qwenvl.types import BadSample, FrameInfo, Message, PromptBatch, Record
 
 
@@ -54,6 +55,12 @@ def test_chosen_prompts_keep_their_media_in_the_order_asked():
 def test_columns_of_padding_alone_are_cut():
     part = batch().select([3, 0])
     assert part.input_ids.tolist() == [[7, 8], [9, 1]] and part.attention_mask.tolist() == [[1, 1], [0, 1]]
+
+
+def test_chosen_prompts_keep_their_grids_where_patches_were_dropped():
+    part = without_pixels(batch()).select([3, 0])
+    assert part.pixel_values is part.pixel_values_videos is part.image_grid_thw is None
+    assert part.video_grid_thw.tolist() == [[1, 1, 3]]
 
 
 def test_prompts_without_media_have_none():

@@ -62,7 +62,7 @@ def _try(options: argparse.Namespace) -> str:
     rubric.close()
     value = batch.components[0][0]
     lines = [f"{rubric.names[0]}: {'no value' if value is None else format(value, 'g')}"]
-    lines += [f"{name}: {number:g}" for name, number in batch.metrics.items()]
+    lines += [f"{name}: {number:g}" for name, [number] in batch.metrics.items()]
     return "\n".join(lines)
 
 

@@ -379,6 +379,8 @@ def _of_local_engine(config: Any) -> Iterator[str]:
             yield no_effect("--compile_decoding", without=local, reason="the servers compile their own")
         if config.draft_tokens:
             yield no_effect("--draft_tokens", without=local, reason="servers sample in a way of their own")
+        if config.load_in_4bit:
+            yield not_with("--load_in_4bit", f"--rollout_engine {config.rollout_engine}", "vLLM takes whole weights")
         if not config.ds3_gather_for_generation:
             reason = "servers sample from weights of their own"
             yield no_effect("--ds3_gather_for_generation", without=local, reason=reason)

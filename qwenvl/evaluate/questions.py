@@ -49,7 +49,7 @@ def shuffled(sample: Sample, seed: int) -> Sample:
     """The sample with the frames of each clip in random order, as ``temporal_contrast`` shuffles them in training."""
     clips = []
     for number, clip in enumerate(sample.videos):
-        order = random_order(len(clip.frames), seed, sample.epoch, sample.record.id, number)
+        order = random_order(clip.info.indices, seed, sample.epoch, sample.record.id, number)
         clips.append(replace(clip, frames=clip.frames[order]))
     return replace(sample, videos=tuple(clips))
 

@@ -60,7 +60,7 @@ class LoraOptions(Options):
         "Keep the frozen layers of the language model in 4 bits under the adapters (QLoRA): a quarter of the memory "
         "of bfloat16 weights, slower products, and a policy that differs slightly from the checkpoint. The reference "
         "is the same model. Needs a CUDA device and bitsandbytes. Not for mixtures of experts. Needs --lora_enable. "
-        "Not with --deepspeed. Not with --fsdp. Not with --ref_model_name_or_path.",
+        "Not with --deepspeed. Not with --fsdp. Not with --ref_model_name_or_path. Needs --rollout_engine local.",
     )
 
     def problems(self) -> Iterator[str]:

@@ -189,7 +189,8 @@ def arguments(function: RewardFunction, completions: list[str], columns: Mapping
     Those of ``function.arguments`` are not among them.
 
     Raises:
-        RewardError: the function requires a column that the records do not have.
+        RewardError: the function requires a column that the records do not have, or its first parameter, in place of
+            ``completions``, is called like one that they have.
     """
     bound = function.arguments
     parameters = inspect.signature(function.call).parameters.values()
@@ -203,8 +204,13 @@ def arguments(function: RewardFunction, completions: list[str], columns: Mapping
             keywords[name] = value
     positional = []
     first = next(iter(parameters), None)
-    if "completions" not in named and first is not None and first.name not in columns and first.kind in _POSITIONAL:
+    if "completions" not in named and first is not None and first.kind in _POSITIONAL:
         # Its first parameter has another name, such as ``texts``: it gets the completions by position.
+        if first.name in columns:
+            raise RewardError(
+                f'reward "{function.name}" has no parameter `completions`, and its first one, `{first.name}`, may mean '
+                "them or the column of that name: call the one for the completions `completions`"
+            )
         positional = [keywords.pop("completions", completions)]
         named.pop(first.name, None)
     missing = [p.name for p in named.values() if p.default is p.empty and p.name not in given]

@@ -178,7 +178,7 @@ class Rubric:
             weights=self.weights,
             components=components,
             total=torch.tensor(totals, dtype=torch.float32),
-            metrics=metrics,
+            metrics={name: [mean] * len(completions) for name, mean in metrics.items()},
             failed=failed,
         )
 

@@ -64,7 +64,7 @@ class TemporalContrast:
         return contrasted
 
     def _shuffled_means(self, batches: Sequence[PromptBatch], step: StepContext) -> list[float | None]:
-        """The mean correctness of each prompt's second group. None: it has no video, or the function no value."""
+        """The mean correctness of each prompt's second group. None: it has none, or the function no value."""
         sample = self.sample
         size = max(1, round(self.flags.share * sample.group_size))
         shuffled = [shuffled_prompts(batch, step.seed, self.temporal_patch_size) for batch in batches]
@@ -79,12 +79,11 @@ class TemporalContrast:
             known = [value for value in values[start : start + size] if value is not None]
             of_sampled.append(sum(known) / len(known) if known else None)
 
-        # Only the prompts with a video were sampled again.
         means: list[float | None] = []
         next_sampled = iter(of_sampled)
         for batch in batches:
-            for videos in batch.videos_per_prompt:
-                means.append(next(next_sampled) if videos else None)
+            for prompt in range(len(batch)):
+                means.append(next(next_sampled) if has_an_order(batch, prompt) else None)
         return means
 
     def _correctness(self, batches: Sequence[Sampled], step: StepContext) -> list[float | None]:
@@ -95,7 +94,7 @@ class TemporalContrast:
 
 
 def shuffled_prompts(batch: PromptBatch, seed: int, temporal_patch_size: int) -> PromptBatch:
-    """Return the video prompts of a batch with the frames of each clip in random order.
+    """Return the prompts of a batch whose frames have an order, with the frames of each clip in random order.
 
     The frames take the times of the ordered ones: ids, grids and seconds stay as they are.
 
@@ -103,21 +102,18 @@ def shuffled_prompts(batch: PromptBatch, seed: int, temporal_patch_size: int) ->
         seed: of the run. The order is drawn by (seed, epoch, record, clip).
         temporal_patch_size: frames of a temporal patch.
     """
-    part = batch.select([p for p, count in enumerate(batch.videos_per_prompt) if count])
+    part = batch.select([prompt for prompt in range(len(batch)) if has_an_order(batch, prompt)])
     if not len(part):
         return part
     assert part.video_grid_thw is not None and part.pixel_values_videos is not None  # all of them have clips
     patches_per_clip = part.video_grid_thw.prod(-1).tolist()
     patches_of_clips = part.pixel_values_videos.split(patches_per_clip)
-    # The clips of all prompts, in their order.
-    clips = zip(patches_of_clips, part.video_grid_thw.tolist(), strict=True)
+    unshuffled = iter(patches_of_clips)  # the clips of all prompts, in their order
     shuffled = []
-    for p, record in enumerate(part.records):
-        for k in range(part.videos_per_prompt[p]):
-            patches, (temporal_patches, _, _) = next(clips)
-            frames = temporal_patches * temporal_patch_size
-            order = random_order(frames, seed=seed, epoch=part.epochs[p], record=record.id, clip=k)
-            shuffled.append(reorder_frames(patches, temporal_patch_size, order))
+    for record, epoch, clips in zip(part.records, part.epochs, part.frames, strict=True):
+        for k, clip in enumerate(clips):
+            order = random_order(clip.indices, seed, epoch, record.id, k)
+            shuffled.append(reorder_frames(next(unshuffled), temporal_patch_size, order))
     return replace(part, pixel_values_videos=torch.cat(shuffled))
 
 
@@ -144,10 +140,24 @@ def with_bonus(
     )
 
 
-def random_order(frames: int, seed: int, epoch: int, record: str, clip: int) -> list[int]:
-    """The numbers of the frames of a record's clip in random order, drawn by (seed, epoch, record, clip)."""
-    order = list(range(frames))
-    stable_random(seed, NAME, epoch, record, clip).shuffle(order)
+def has_an_order(batch: PromptBatch, prompt: int) -> bool:
+    """Whether a prompt has a clip of several frames. A clip of one frame shows it twice."""
+    return any(len(set(clip.indices)) > 1 for clip in batch.frames[prompt])
+
+
+def random_order(indices: Sequence[int], seed: int, epoch: int, record: str, clip: int) -> list[int]:
+    """The places of the frames of a record's clip in random order, drawn by (seed, epoch, record, clip).
+
+    An order in which the clip looks as before is drawn again.
+
+    Args:
+        indices: the source frame at each place. The last one may be there twice.
+    """
+    order = list(range(len(indices)))
+    draws = stable_random(seed, NAME, epoch, record, clip)
+    draws.shuffle(order)
+    while len(set(indices)) > 1 and [indices[place] for place in order] == list(indices):
+        draws.shuffle(order)
     return order
 
 

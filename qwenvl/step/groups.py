@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from itertools import chain
@@ -56,8 +55,9 @@ def join(parts: Sequence[Scored]) -> Scored:
 def rewards_of_rows(rewards: RewardBatch, rows: Sequence[int]) -> RewardBatch:
     """The rewards of some completions."""
     components = [[values[row] for row in rows] for values in rewards.components]
+    metrics = {name: [values[row] for row in rows] for name, values in rewards.metrics.items()}
     failed = {name: [flags[row] for row in rows] for name, flags in rewards.failed.items()}
-    return replace(rewards, components=components, total=rewards.total[list(rows)], failed=failed)
+    return replace(rewards, components=components, total=rewards.total[list(rows)], metrics=metrics, failed=failed)
 
 
 def without_pixels(batch: PromptBatch) -> PromptBatch:
@@ -85,7 +85,7 @@ def _join_batches(parts: Sequence[PromptBatch]) -> PromptBatch:
 
 
 def join_rewards(parts: Sequence[RewardBatch]) -> RewardBatch:
-    """All rewards of ``parts``, in order, and the means of their metrics by rows."""
+    """All rewards of ``parts``, in order."""
     components: list[list[float | None]] = [[] for _ in parts[0].components]
     failed: dict[str, list[bool]] = {name: [] for name in parts[0].failed}
     for part in parts:
@@ -93,21 +93,14 @@ def join_rewards(parts: Sequence[RewardBatch]) -> RewardBatch:
             joined += values
         for name, flags in part.failed.items():
             failed[name] += flags
+    metrics: dict[str, list[float | None]] = {name: [] for part in parts for name in part.metrics}
+    for name, joined in metrics.items():
+        for part in parts:
+            joined += part.metrics.get(name, [None] * part.total.numel())
     return replace(
         parts[0],
         components=components,
         total=torch.cat([part.total for part in parts]),
-        metrics=_mean_metrics(parts),
+        metrics=metrics,
         failed=failed,
     )
-
-
-def _mean_metrics(parts: Sequence[RewardBatch]) -> dict[str, float]:
-    """The mean of each metric over the completions of the parts that have it."""
-    sums: dict[str, float] = defaultdict(float)
-    completions: dict[str, int] = defaultdict(int)
-    for part in parts:
-        for name, value in part.metrics.items():
-            sums[name] += value * part.total.numel()
-            completions[name] += part.total.numel()
-    return {name: total / max(1, completions[name]) for name, total in sums.items()}

@@ -172,8 +172,9 @@ class Journal:
         for total in rewards.totals():
             if total is not None:
                 meter.max("reward/max", total)
-        for name, value in rewards.metrics.items():
-            meter.mean(name, value, weight=len(rollout.texts))
+        for name, logged in rewards.metrics.items():
+            for value in logged:
+                meter.mean(name, value)
         for name, flags in rewards.failed.items():
             if any(flags) or self._args.on_reward_error == "skip":
                 meter.count(f"reward/{name}/skipped", sum(flags))

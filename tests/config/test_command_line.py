@@ -313,6 +313,12 @@ def test_weights_in_4_bits_on_a_cpu_are_refused_before_anything_is_read(tmp_path
     assert end.value.code == 2 and "--load_in_4bit needs a CUDA device" in capsys.readouterr().err
 
 
+def test_weights_in_4_bits_are_not_given_to_servers(tmp_path):
+    packed = {"output_dir": str(tmp_path), "lora_enable": True, "load_in_4bit": True}
+    with pytest.raises(ValueError, match="--load_in_4bit cannot be used with --rollout_engine vllm_colocate: vLLM takes"):
+        GRPOConfig(**packed, rollout_engine="vllm_colocate")
+
+
 @pytest.mark.parametrize(
     ("words", "rest", "value"),
     [

@@ -143,6 +143,8 @@ def test_files_written_for_other_libraries_run_unchanged(tmp_path):
     }
     batch = rubric.score(["<think>4</think>\n<answer>24</answer>", "no"], columns, trainer_state=object())
     assert batch.components == [[1.0, 0.0]] * 4
+    with pytest.raises(RewardError, match="`texts`, may mean them or the column of that name"):
+        build_rubric([f"{path}:by_position"]).score(["<a>"], {"texts": ["a field of the record"]})
 
 
 def test_files_without_a_usable_reward_are_refused_with_the_reason(plugin, tmp_path, monkeypatch):
@@ -316,7 +318,7 @@ def test_compute_score_of_verl_gives_the_score_and_metrics_and_gets_the_fields_o
     path.write_text(VERL)
     batch = build_rubric([f"verl:{path}:compute_score"]).score(["= 4", "four"], {"solution": ["4", "4"]})
     assert batch.names == ("compute_score",) and batch.total.tolist() == [1.0, 0.0]
-    assert batch.metrics == {"reward/compute_score/length": 3.5}
+    assert batch.metrics == {"reward/compute_score/length": [3.5, 3.5]}
     columns = {
         "solution": ["x"] * 3,
         "reward_model": [{"style": "rule", "ground_truth": "4"}, None, {"ground_truth": "9"}],

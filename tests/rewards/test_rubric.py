@@ -141,7 +141,7 @@ def test_logged_metrics_are_averaged():
         return [0.0] * len(completions)
 
     metrics = rubric(logs, RewardFunction("other", logs)).score(["a", "bbb"], {}).metrics
-    assert metrics == {"reward/logs/length": 2.0, "reward/other/length": 2.0}
+    assert metrics == {"reward/logs/length": [2.0, 2.0], "reward/other/length": [2.0, 2.0]}
 
 
 def test_data_is_checked_by_the_functions_a_record_goes_to():

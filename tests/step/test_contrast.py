@@ -10,7 +10,7 @@ import torch
 from qwenvl.data.seeds import stable_random
 from qwenvl.rewards.options import ContrastArguments
 from qwenvl.run_log.log import read_rollouts
-from qwenvl.step.contrast import reorder_frames, shuffled_prompts, with_bonus
+from qwenvl.step.contrast import random_order, reorder_frames, shuffled_prompts, with_bonus
 from qwenvl.types import RewardBatch
 from tests.train.conftest import caught_draws
 
@@ -63,6 +63,22 @@ def test_frames_are_permuted_whole(tiny_pair):
     random.Random(3).shuffle(order)
     assert order != list(range(6))
     assert torch.equal(reorder_frames(patches(frames), 2, order), patches(frames[order]))
+
+
+def test_a_shuffled_clip_never_looks_as_before():
+    for record in map(str, range(40)):
+        assert random_order((4, 9), 5, 0, record, 0) == [1, 0]
+        order = random_order((4, 9, 12, 12), 5, 0, record, 0)  # the last frame is there twice
+        assert sorted(order) == [0, 1, 2, 3] and order not in ([0, 1, 2, 3], [0, 1, 3, 2])
+    assert sorted(random_order((4, 4), 5, 0, "one frame", 0)) == [0, 1]
+
+
+def test_a_clip_of_one_frame_has_no_order(make_trainer):
+    trainer = make_trainer(video_max_frames=1, video_min_frames=1)
+    batch = trainer.data_collator([trainer.train_dataset[row] for row in (0, 1)])["prompts"]
+    assert [len(set(clip.indices)) for clips in batch.frames for clip in clips] == [1, 4]  # the second by its `meta`
+    (record,) = shuffled_prompts(batch, seed=5, temporal_patch_size=2).records
+    assert record.id == "clip-1"
 
 
 def test_records_and_ids_of_the_shuffled_prompts_belong_together(make_trainer):

@@ -195,15 +195,36 @@ def test_a_killed_and_resumed_run_draws_the_same_groups(whole_and_resumed):
     assert logged(whole, times=False) == logged(resumed, times=False)
 
 
-def test_metrics_are_means_by_rows():
+def test_metrics_stay_with_the_rows_of_their_call():
+    metrics = {"seen": [1.0, 1.0], "only": [5.0, 5.0]}
     rewards = [
-        RewardBatch(("r",), (1.0,), [[1.0, None]], torch.tensor([1.0, math.nan]), {"seen": 1.0, "only": 5.0}),
-        RewardBatch(("r",), (1.0,), [[]], torch.zeros(0), {"seen": 9.0}),
-        RewardBatch(("r",), (1.0,), [[0.0] * 6], torch.zeros(6), {"seen": 3.0}),
+        RewardBatch(("r",), (1.0,), [[1.0, None]], torch.tensor([1.0, math.nan]), metrics),
+        RewardBatch(("r",), (1.0,), [[]], torch.zeros(0), {"seen": []}),
+        RewardBatch(("r",), (1.0,), [[0.0] * 3], torch.zeros(3), {"seen": [3.0] * 3}),
     ]
     joined = join_rewards(rewards)
-    assert joined.metrics == {"seen": pytest.approx((2 * 1 + 6 * 3) / 8), "only": 5.0}
-    assert joined.totals() == [1.0, None, *[0.0] * 6] and joined.components == [[1.0, None, *[0.0] * 6]]
+    assert joined.metrics == {"seen": [1.0, 1.0, 3.0, 3.0, 3.0], "only": [5.0, 5.0, None, None, None]}
+    assert joined.totals() == [1.0, None, 0.0, 0.0, 0.0] and joined.components == [[1.0, None, 0.0, 0.0, 0.0]]
+    assert rewards_of_rows(joined, [4, 0]).metrics == {"seen": [3.0, 1.0], "only": [None, 5.0]}
+
+
+def test_what_functions_log_is_averaged_over_all_that_was_sampled(make_trainer):
+    """Kept groups and dropped ones count as often as they were scored."""
+    differs = spread("clip-1", "clip-2", "text", "image")
+
+    def logs(completions, log_metric, **columns):
+        values = differs(completions, **columns)
+        for value in values:
+            log_metric("same", value)
+        return values
+
+    split = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 4}
+    trainer = make_trainer(**{**nine_rounds(), **split}, functions=[logs])
+    trainer.train()
+    rows = [row for row in logged(trainer) if "reward/total" in row]
+    assert len(rows) == 2 and any(row["filter/kept_frac"] < 1 for row in rows)
+    for row in rows:
+        assert row["reward/logs/same"] == pytest.approx(row["reward/logs"], rel=1e-12)
 
 
 def test_failed_rows_stay_with_their_groups():
