@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import CodeType, SimpleNamespace
@@ -189,37 +189,70 @@ def arguments(function: RewardFunction, completions: list[str], columns: Mapping
     Those of ``function.arguments`` are not among them.
 
     Raises:
-        RewardError: the function requires a column that the records do not have, or its first parameter, in place of
-            ``completions``, is called like one that they have.
+        RewardError: see ``columns_problem``.
     """
-    bound = function.arguments
-    parameters = inspect.signature(function.call).parameters.values()
-    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    named = {p.name: p for p in parameters if p.kind in by_name and p.name not in bound}
-    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
-    given = {"completions": completions, **columns}
+    problem = columns_problem(function, columns)
+    if problem:
+        raise RewardError(problem)
+    named = _named_parameters(function)
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in inspect.signature(function.call).parameters.values())
     keywords = {}
-    for name, value in given.items():
-        if name in named or (takes_all and name not in bound):
+    for name, value in {"completions": completions, **columns}.items():
+        if name in named or (takes_all and name not in function.arguments):
             keywords[name] = value
     positional = []
-    first = next(iter(parameters), None)
-    if "completions" not in named and first is not None and first.kind in _POSITIONAL:
-        # Its first parameter has another name, such as ``texts``: it gets the completions by position.
-        if first.name in columns:
-            raise RewardError(
-                f'reward "{function.name}" has no parameter `completions`, and its first one, `{first.name}`, may mean '
-                "them or the column of that name: call the one for the completions `completions`"
-            )
+    if _by_position(function) is not None:
         positional = [keywords.pop("completions", completions)]
-        named.pop(first.name, None)
-    missing = [p.name for p in named.values() if p.default is p.empty and p.name not in given]
-    if missing:
-        raise RewardError(
-            f'reward "{function.name}" needs the column {missing[0]!r}, which no record has; '
-            f"there are: {', '.join(sorted(given))}"
-        )
     return positional, keywords
+
+
+def columns_problem(function: RewardFunction, columns: Collection[str]) -> str | None:
+    """Why a function cannot be called with columns of these names, or None."""
+    first = _by_position(function)
+    if first in _named_parameters(function) and first in columns:
+        return (
+            f'reward "{function.name}" has no parameter `completions`, and its first one, `{first}`, may mean them or '
+            "the column of that name: call the one for the completions `completions`"
+        )
+    missing = sorted(required_columns(function) - {"completions", *columns})
+    if missing:
+        there = ", ".join(sorted({"completions", *columns}))
+        return f'reward "{function.name}" needs the column {missing[0]!r}, which no record has; there are: {there}'
+    return None
+
+
+def required_columns(function: RewardFunction) -> frozenset[str]:
+    """The columns without which a function cannot be called: its parameters without a default.
+
+    Functions that it builds on are asked too.
+
+    Example:
+        >>> def near(texts, station, line=None, **columns):
+        ...     return [float(place == line) for place in station]
+        >>> sorted(required_columns(RewardFunction("near", near)))
+        ['station']
+    """
+    required = {name for name, each in _named_parameters(function).items() if each.default is each.empty}
+    required -= {_by_position(function)}
+    for value in function.arguments.values():
+        if isinstance(value, RewardFunction):
+            required |= required_columns(value)
+    return frozenset(required)
+
+
+def _named_parameters(function: RewardFunction) -> dict[str, inspect.Parameter]:
+    """The parameters of a function that are given by name, without ``function.arguments``."""
+    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    parameters = inspect.signature(function.call).parameters
+    return {name: each for name, each in parameters.items() if each.kind in by_name and name not in function.arguments}
+
+
+def _by_position(function: RewardFunction) -> str | None:
+    """The first parameter of a function that names no ``completions``, such as ``texts``: it gets them by position."""
+    first = next(iter(inspect.signature(function.call).parameters.values()), None)
+    if first is None or first.kind not in _POSITIONAL or "completions" in _named_parameters(function):
+        return None
+    return first.name
 
 
 def columns_named(function: RewardFunction) -> frozenset[str]:

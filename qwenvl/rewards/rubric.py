@@ -6,7 +6,7 @@ import copy
 import logging
 import math
 from collections import defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -22,6 +22,8 @@ from qwenvl.rewards.function import (
     Unfinished,
     arguments,
     columns_named,
+    columns_problem,
+    required_columns,
 )
 from qwenvl.rewards.options import OnError
 from qwenvl.types import Record, RewardBatch
@@ -218,6 +220,17 @@ class Rubric:
             named |= columns_named(function)
         return frozenset(named)
 
+    @property
+    def required_fields(self) -> frozenset[str]:
+        """The fields of records without which the functions cannot be called."""
+        return frozenset().union(*map(required_columns, self.functions)).difference(RESERVED)
+
+    def check_fields(self, fields: Collection[str]) -> str | None:
+        """The reason why the functions cannot score records that have these fields between them, or None: they can."""
+        columns = {"id", "solution", *RESERVED, *fields}
+        problems = (columns_problem(function, columns) for function in self.functions)
+        return next(filter(None, problems), None)
+
     def check_record(self, record: Record) -> str | None:
         """``check_solution`` of a record and its fields."""
         return self.check_solution(record.solution, record.fields)
@@ -276,6 +289,8 @@ class Rubric:
         """
 
         def log(name: str, value: Any) -> None:
+            if name == "skipped":
+                raise RewardError(f'reward "{function.name}": log_metric("skipped", ...) is the count of failed rows')
             given.logged[f"reward/{function.name}/{name}"].append(float(value))
 
         shared = {"trainer_state": _copied_state(given.trainer_state, with_rows=False), "log_metric": log}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -41,6 +41,10 @@ class ChecksRecords(Protocol):
 
     def check_record(self, record: Record) -> str | None:
         """The reason why a record is of no use to the run. None: it is of use."""
+        ...
+
+    def check_fields(self, fields: Collection[str]) -> str | None:
+        """The reason why records that have these fields between them are of no use to the run. None: they are."""
         ...
 
 
@@ -103,9 +107,23 @@ def build_dataset(
                 say(how_read(part.name, part.read_as))
             if part.first_number is not None:
                 say(how_counted(part.name, part.first_number))
+    problem = _fields_problem(getattr(dataset, "records", ()), checker)
+    if problem:
+        raise RecordError(f"{name}: {problem}")
     if not training and any(part.weight is not None for part in getattr(dataset, "parts", ())):
         raise ValueError("--eval_dataset_use: weights have no effect: evaluation takes every record once")
     return dataset
+
+
+def _fields_problem(records: Sequence[Record], checker: ChecksRecords) -> str | None:
+    """Why records between them, or those of a large file that are looked at, lack what the run needs of them."""
+    readable = [record for record in all_or_spot_checked(records) if not record.problem]
+    if not readable:
+        return None
+    problem = checker.check_fields({name for record in readable for name in record.fields})
+    if problem and len(readable) < len(records):
+        problem += f" ({counted(len(readable), 'record')} of {len(records):,} looked at)"
+    return problem
 
 
 def _check_samples(dataset: Any, args: GRPOConfig, checker: ChecksRecords, name: str) -> None:

@@ -72,7 +72,7 @@ class TemporalContrast:
         with lost_together(sample.engine):
             again = step.drawing_for(NAME, *step.purpose)
             rollouts = sample.completions(encoded, size, sample.params, again)
-        texts, columns = texts_and_columns(shuffled, rollouts)
+        texts, columns = texts_and_columns(shuffled, rollouts, self.correctness)
         [values] = self.correctness.values(texts, columns, trainer_state=step.trainer_state)
         of_sampled = []
         for start in range(0, len(values), size):
@@ -88,7 +88,9 @@ class TemporalContrast:
 
     def _correctness(self, batches: Sequence[Sampled], step: StepContext) -> list[float | None]:
         """The correctness of each completion of the first groups. None: the function does not apply."""
-        texts, columns = texts_and_columns([each.batch for each in batches], [each.rollout for each in batches])
+        texts, columns = texts_and_columns(
+            [each.batch for each in batches], [each.rollout for each in batches], self.correctness
+        )
         [values] = self.correctness.values(texts, columns, trainer_state=step.trainer_state)
         return values
 

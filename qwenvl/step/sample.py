@@ -93,6 +93,8 @@ class Sample:
     @contextmanager
     def ready(self, step: StepContext) -> Iterator[None]:
         """See ``Sampler.ready``."""
+        if step.version is None:
+            self.looks.forget()
         with self.processes.gather_weights(step.policy, step.wrapped):
             if not isinstance(self.engine, EngineWithWeights):
                 yield

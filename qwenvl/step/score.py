@@ -45,7 +45,7 @@ class Score:
         self, batches: Sequence[PromptBatch], rollouts: Sequence[RolloutBatch], step: StepContext
     ) -> RewardBatch:
         """The rewards of all completions, by one call."""
-        texts, columns = texts_and_columns(batches, rollouts)
+        texts, columns = texts_and_columns(batches, rollouts, self.rubric)
         return self.rubric.score(texts, columns, trainer_state=step.trainer_state)
 
 
@@ -62,9 +62,12 @@ class ScoredGroups:
 
 
 def texts_and_columns(
-    batches: Sequence[PromptBatch], rollouts: Sequence[RolloutBatch]
+    batches: Sequence[PromptBatch], rollouts: Sequence[RolloutBatch], rubric: Rubric
 ) -> tuple[list[str], dict[str, list[Any]]]:
-    """Arguments of the reward functions: the N completions of all prompts, and the columns."""
+    """Arguments of the reward functions: the N completions of all prompts, and the columns.
+
+    A field that the rubric requires is a column too where no record of these prompts has it: others of the data do.
+    """
     # Of each completion.
     texts: list[str] = []
     ids: list[list[int]] = []
@@ -99,4 +102,6 @@ def texts_and_columns(
         finish_reasons=finish_reasons,
         turns=turns,
     )
+    for name in rubric.required_fields:
+        columns.setdefault(name, [None] * len(texts))
     return texts, columns

@@ -315,7 +315,7 @@ def test_weights_in_4_bits_on_a_cpu_are_refused_before_anything_is_read(tmp_path
 
 def test_weights_in_4_bits_are_not_given_to_servers(tmp_path):
     packed = {"output_dir": str(tmp_path), "lora_enable": True, "load_in_4bit": True}
-    with pytest.raises(ValueError, match="--load_in_4bit cannot be used with --rollout_engine vllm_colocate: vLLM takes"):
+    with pytest.raises(ValueError, match="--load_in_4bit cannot be used with --rollout_engine vllm_colocate"):
         GRPOConfig(**packed, rollout_engine="vllm_colocate")
 
 

@@ -143,6 +143,13 @@ def test_logged_metrics_are_averaged():
     metrics = rubric(logs, RewardFunction("other", logs)).score(["a", "bbb"], {}).metrics
     assert metrics == {"reward/logs/length": [2.0, 2.0], "reward/other/length": [2.0, 2.0]}
 
+    def counts(completions, log_metric):
+        log_metric("skipped", 0.5)
+        return [0.0] * len(completions)
+
+    with pytest.raises(RewardError, match="is the count of failed rows"):
+        rubric(counts, on_error="skip").score(["a"], {})
+
 
 def test_data_is_checked_by_the_functions_a_record_goes_to():
     def numeric(solution, fields):

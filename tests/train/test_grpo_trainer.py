@@ -10,6 +10,7 @@ import torch
 from transformers import AutoModelForImageTextToText, AutoProcessor, AutoTokenizer
 
 from qwenvl import GRPOConfig, GRPOTrainer
+from qwenvl.data.errors import RecordError
 from qwenvl.grpo.advantages import group_advantages
 from qwenvl.model.logprobs import completion_logprobs
 from qwenvl.run_log.intervals import clustered_interval
@@ -207,6 +208,26 @@ def test_evaluation_of_several_samples_counts_prompts_once(make_trainer, sop_dat
     assert metrics["eval_total_reward"] == pytest.approx(sum(means) / 8)
     found = clustered_interval(means)
     assert metrics["eval_total_reward_ci95"] == pytest.approx((found.high - found.low) / 2)
+
+
+def test_a_field_that_a_step_lacks_is_none_and_one_that_all_records_lack_is_refused(make_trainer, sop_data):
+    rows = json.loads(sop_data.read_text())
+    rows[2]["station"] = "north"
+    mixed = sop_data.parent / "mixed.json"
+    mixed.write_text(json.dumps(rows))
+    seen = []
+
+    def near(completions, station):
+        seen.append(set(station))
+        return [float(len(text) % 2) for text in completions]
+
+    steps = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 1, "max_steps": len(rows)}
+    make_trainer(dataset_use=str(mixed), functions=[near], **steps).train()
+    assert len(seen) == len(rows) and sorted(map(str, seen)) == ["{'north'}", *["{None}"] * (len(rows) - 1)]
+    with pytest.raises(RecordError, match='train_dataset: reward "near" needs the column \'station\', which no record'):
+        make_trainer(functions=[near])
+    with pytest.raises(RecordError, match="eval_dataset: reward"):
+        make_trainer(dataset_use=str(mixed), eval_dataset_use=str(sop_data), functions=[near])
 
 
 def test_parity_stops_a_trainer_that_sees_other_frames(make_trainer):

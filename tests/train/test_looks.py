@@ -100,6 +100,20 @@ def test_the_update_does_not_depend_on_how_prompts_are_grouped(make_trainer, cal
     torch.testing.assert_close(steps[1], steps[0], rtol=1e-4, atol=1e-7)
 
 
+def test_an_evaluation_encodes_looks_by_the_tower_of_now(make_trainer, calls_first, sop_data):
+    """A script may load other weights between two of them."""
+    trainer = make_trainer(**LOOKS, eval_dataset_use=str(sop_data))
+    trainer.evaluate()
+    known = trainer.answer.sample.looks.known
+    before = {key: look.pixel_values_videos.clone() for key, look in known.items()}
+    with torch.no_grad():
+        for weight in trainer.model.model.visual.parameters():
+            weight.mul_(1.5)
+    trainer.evaluate()
+    shared = before.keys() & known.keys()  # the calls are forced, so these looks are asked for again
+    assert shared and not any(torch.equal(known[key].pixel_values_videos, before[key]) for key in shared)
+
+
 TWICE = {"per_device_train_batch_size": 4}
 
 

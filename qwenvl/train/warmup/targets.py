@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, ClassVar
@@ -78,6 +78,9 @@ class SolutionTargets:
                 "solution; give it one, or leave {thinking} out"
             )
         return None
+
+    def check_fields(self, fields: Collection[str]) -> None:
+        """Take records of any fields."""
 
     def of(self, record: Record, opened_think: bool) -> list[tuple[str, ...]]:
         """The targets of a record without their end tokens: here a single one, of one turn.
@@ -197,6 +200,9 @@ class RolloutTargets:
 
     def check_record(self, record: Record) -> None:
         """Take any record: ``narrowed`` leaves out those without a completion."""
+
+    def check_fields(self, fields: Collection[str]) -> None:
+        """Take records of any fields."""
 
     def of(self, record: Record, opened_think: bool) -> list[tuple[str, ...]]:
         """The turns of each completion of a record. They continue its prompt already."""
