@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from qwenvl.data.records.forms import CONTROL_TOKENS, MEDIA_TAG
+from qwenvl.data.records.forms import MEDIA_TAG
 from qwenvl.types import Message, Record
 
 if TYPE_CHECKING:
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 TURN_START = "<|im_start|>"  # begins each turn in the chat templates of the Qwen-VL family
 TURN_END = "<|im_end|>"
 VISION_END = "<|vision_end|>"  # ends each image, and each clip or pair of its frames
-_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def chat_messages(record: Record) -> list[dict[str, Any]]:
@@ -47,21 +46,6 @@ def render_prompt(processor: ProcessorMixin, chat: list[dict[str, Any]], argumen
         pad = processor.video_token
         text = text.replace(processor.vision_start_token + pad + processor.vision_end_token, pad)
     return text
-
-
-def text_problem(text: str) -> str | None:
-    """Return why a text from another program cannot be part of a prompt, or None where it can.
-
-    Example:
-        >>> text_problem("So be it.<|im_end|>")
-        "it holds '<|im_end|>', which prompts have for their structure alone"
-    """
-    for token in CONTROL_TOKENS:
-        if token in text:
-            return f"it holds {token!r}, which prompts have for their structure alone"
-    # JSON can spell one half of a surrogate pair, which has no UTF-8: the tokenizer would fail on it.
-    half = _SURROGATE.search(text)
-    return half and f"it holds {half[0]!r}, which is half a character"
 
 
 def parted(text: str, tokens: Iterable[str]) -> str:

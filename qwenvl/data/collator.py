@@ -95,15 +95,12 @@ class GRPOCollator:
         return {"prompts": batch}
 
     def _teacher_batch(self, prompts: list[ProcessedSample], own: PromptBatch) -> PromptBatch | None:
-        """The prompts as the teacher sees them, None for samples without a teacher's view.
+        """The prompts as the teacher sees them, or None where samples have no such view. All of a data set do, or none.
 
         Args:
             own: the policy's batch of these prompts.
         """
-        seen: list[Sample] = []
-        for prompt in prompts:
-            if prompt.sample.teacher is not None:
-                seen.append(prompt.sample.teacher)
+        seen = [prompt.sample.teacher for prompt in prompts if prompt.sample.teacher is not None]
         if not seen:
             return None
         if all(prompt.sample.record is other.record for prompt, other in zip(prompts, seen, strict=True)):

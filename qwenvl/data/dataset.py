@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset
 
 from qwenvl.data.chat import chat_messages
-from qwenvl.data.errors import BadMediaError, full_memory_at, place_of
+from qwenvl.data.errors import DATA_ERRORS, RecordError, full_memory_at, place_of
 from qwenvl.data.fit import FrameFit, MeasuredPrompt
 from qwenvl.data.frames import FramePlan, FrameRule, Timeline, uniform_indices
 from qwenvl.data.media.open import open_clip, read_image, resolve_backend
@@ -127,11 +127,11 @@ class GRPODataset(Dataset):
             # A view that changes nothing costs no second decoding.
             teacher = sample if seen == record else self.load(seen, epoch)
             return replace(sample, teacher=teacher)
-        except BadMediaError as error:
-            message = f"{place_of(record)}: {error}"
+        except DATA_ERRORS as error:
+            message = str(error) if isinstance(error, RecordError) else f"{place_of(record)}: {error}"
             if self.options.on_bad_sample == "skip":
                 return BadSample(record, message)
-            raise BadMediaError(f"{message}. Mend the file or the record, or pass --on_bad_sample skip") from error
+            raise type(error)(f"{message}. Mend the file or the record, or pass --on_bad_sample skip") from error
 
     def narrowed(self, keep: Callable[[Record], bool]) -> GRPODataset:
         """A copy with the records for which ``keep`` is true. A part of the data set that keeps none is dropped."""

@@ -65,7 +65,7 @@ class FrameRule:
     training: bool = True
 
     def plan(self, record: Record, number: int, epoch: int, timeline: Timeline, most: int | None = None) -> FramePlan:
-        """Choose the frames of the record's clip ``number``, at most ``most`` of them.
+        """Choose the frames of the record's clip ``number``, at most ``most`` as ``plan_frames`` takes it.
 
         Raises:
             BadMediaError: the clip and its ``meta`` contradict each other.

@@ -28,7 +28,7 @@ from qwenvl.data.frames import FRAMES_PER_PATCH, FrameRule, Timeline
 from qwenvl.data.library_rules import frame_size_by_library, image_size_by_library
 from qwenvl.data.media.container import frame_size, open_video
 from qwenvl.data.media.open import HEADER_SECONDS, is_of_images, open_clip, read_image_size
-from qwenvl.data.media.shape import Size
+from qwenvl.data.media.shape import Size, check_shape
 from qwenvl.data.options import PromptOptions
 from qwenvl.types import ClipMeta, FrameInfo, LibrarySize, Record, Sample
 
@@ -287,7 +287,7 @@ def read_header(
 class LengthEstimate:
     """Estimates how many tokens the prompt of a (pass, index) of a data set will have.
 
-    The estimate only orders prompts, so it may be off. Headers round durations. Media that cannot be opened
+    The estimate only orders prompts, so it may be off. Headers round durations. Media that cannot be used
     count as their upper bounds. What is shown is decided when a clip is read.
 
     Attributes:
@@ -326,6 +326,7 @@ class LengthEstimate:
         own = meta or ClipMeta()
         try:
             timeline, size = read_header(record.videos[number], own.frames_fps, own.frame_times)
+            check_shape(record.videos[number], size)
             plan = self.rule.plan(record, number, turn, timeline)
         except BadMediaError:
             most = self.rule.options.frame_bounds[1]
@@ -336,11 +337,13 @@ class LengthEstimate:
 
 
 def _image_size(path: str) -> Size | None:
-    """The size of an image by its header, or None where it cannot be read."""
+    """The size of an image by its header, or None where it cannot be used."""
     try:
-        return read_image_size(path, timeout=HEADER_SECONDS)
+        size = read_image_size(path, timeout=HEADER_SECONDS)
+        check_shape(path, size)
     except BadMediaError:
         return None
+    return size
 
 
 def _square(pixels: int) -> Size:

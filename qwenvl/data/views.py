@@ -12,9 +12,9 @@ from functools import partial
 from inspect import Parameter, signature
 from typing import Any
 
-from qwenvl.data.chat import parted, text_problem
+from qwenvl.data.chat import parted
 from qwenvl.data.errors import RecordError, place_of
-from qwenvl.data.records.forms import CONTROL_TOKENS, MEDIA_TAG
+from qwenvl.data.records.forms import CONTROL_TOKENS, MEDIA_TAG, text_problem
 from qwenvl.grpo.options import TeacherOptions
 from qwenvl.option import row_of
 from qwenvl.own_code import named_errors
@@ -51,8 +51,8 @@ def frames(record: Record, count: int | None = None) -> Record:
 def evidence(record: Record, count: int | None = None) -> Record:
     """The record with the span of its ``evidence`` in place of its clip.
 
-    The span is one segment, whatever those of the clip are. A record without evidence, or without exactly one clip,
-    stays as it is.
+    Segments and a fixed number of frames are those of the whole clip, and not of the span. A record without evidence,
+    or without exactly one clip, stays as it is.
     """
     spans = evidence_of(record.fields)
     if spans is None or len(record.videos) != 1:
@@ -60,6 +60,8 @@ def evidence(record: Record, count: int | None = None) -> Record:
     start = min(start for start, _ in spans)
     end = max(end for _, end in spans)
     span = replace(record.clip_meta[0] or ClipMeta(), video_start=start, video_end=end, frame_counts=None)
+    if span.count is not None and span.count.nframes is not None:
+        span = replace(span, count=None)
     shown = replace(record, clip_meta=(span,))
     return shown if count is None else frames(shown, count)
 

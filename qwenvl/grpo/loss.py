@@ -38,13 +38,15 @@ class StepCounts:
 
     Attributes:
         completions, tokens: numbers of completions and of completion tokens that count in the loss.
-        micro_batches: of the step, over all processes.
+        micro_batches: those that have prompts. A short step is filled up with others.
+        passes: all micro-batches, each with a forward and a backward pass.
         entropy: mean over these tokens of the entropy at sampling time, in nats. None where no option reads it.
     """
 
     completions: int
     tokens: int
     micro_batches: int = 1
+    passes: int = 1
     entropy: float | None = None
 
 

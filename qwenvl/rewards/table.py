@@ -148,6 +148,14 @@ def _spans(answer: str, prompt: Any) -> list[tuple[int | str, float, float]] | N
     return [(span.step, span.start, span.end) for span in spans] or None
 
 
+def _seconds(answer: str, prompt: Any) -> list[grounding.Span] | None:
+    return grounding.united(grounding.spans_in(answer)) or None
+
+
+def _boxes(answer: str, prompt: Any) -> list[list[float]] | None:
+    return sorted(grounding.boxes_in(answer).tolist()) or None
+
+
 _form = partial(Entry, judges="form")
 _timeline = partial(Entry, judges="timeline", reads=_spans)
 
@@ -170,7 +178,7 @@ TABLE: dict[str, Entry] = {
     "regression": Entry(answers.regression, 0, 1, answers.check_number, reads=_number),
     "ocr": Entry(answers.ocr, 0, 1, answers.check_text),
     "rouge": Entry(answers.rouge, 0, 1, answers.check_text),
-    "temporal_iou": Entry(grounding.temporal_iou, 0, 1, grounding.check_spans),
+    "temporal_iou": Entry(grounding.temporal_iou, 0, 1, grounding.check_spans, reads=_seconds),
     "segment_f1": _timeline(timelines.segment_f1, 0, 1, timelines.check_timeline),
     "edit_score": _timeline(timelines.edit_score, 0, 1, timelines.check_timeline),
     "frame_accuracy": _timeline(timelines.frame_accuracy, 0, 1, timelines.check_frames),
@@ -178,8 +186,8 @@ TABLE: dict[str, Entry] = {
     "timeline_iou": _timeline(timelines.timeline_iou, 0, 1, timelines.check_timeline),
     "evidence_iou": _form(looking.evidence_iou, 0, 1, looking.check_evidence),
     "looked_and_right": _form(looking.looked_and_right, 0, 0.1),
-    "box_iou": Entry(grounding.box_iou, 0, 1, grounding.check_boxes),
-    "box_giou": Entry(grounding.box_giou, -1, 1, grounding.check_boxes),
+    "box_iou": Entry(grounding.box_iou, 0, 1, grounding.check_boxes, reads=_boxes),
+    "box_giou": Entry(grounding.box_giou, -1, 1, grounding.check_boxes, reads=_boxes),
     "by_problem_type": Entry(by_problem_type, 0, 1, check_problem_type),
     "judge": Entry(models.JudgeReward, 0, 1, remote=True),
     "caption_answers": Entry(models.CaptionReward, 0, 1, remote=True),

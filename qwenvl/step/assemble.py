@@ -22,7 +22,7 @@ from qwenvl.data.order import EpochSampler, Grouping, Part, RepeatedSteps
 from qwenvl.data.prompt_length import LengthEstimate
 from qwenvl.data.records.parse import ReadOptions
 from qwenvl.data.records.presets import how_counted, how_read
-from qwenvl.data.records.record_file import all_or_spot_checked
+from qwenvl.data.records.record_file import all_or_spot_checked, readable
 from qwenvl.data.records.sources import EXPECTED, given_rows
 from qwenvl.data.views import SHOWN, View, changed_by, reads_completions, unchanged, view_named
 from qwenvl.failure import counted
@@ -117,12 +117,12 @@ def build_dataset(
 
 def _fields_problem(records: Sequence[Record], checker: ChecksRecords) -> str | None:
     """Why records between them, or those of a large file that are looked at, lack what the run needs of them."""
-    readable = [record for record in all_or_spot_checked(records) if not record.problem]
-    if not readable:
+    read = list(all_or_spot_checked(records))
+    if not read:
         return None
-    problem = checker.check_fields({name for record in readable for name in record.fields})
-    if problem and len(readable) < len(records):
-        problem += f" ({counted(len(readable), 'record')} of {len(records):,} looked at)"
+    problem = checker.check_fields({name for record in read for name in record.fields})
+    if problem and len(read) < len(records):
+        problem += f" ({counted(len(read), 'record')} of {len(records):,} looked at)"
     return problem
 
 
@@ -135,7 +135,7 @@ def _check_samples(dataset: Any, args: GRPOConfig, checker: ChecksRecords, name:
             "--fit_frames has no effect on a data set made without it: give load_dataset its arguments ruler and "
             "fit_to, or leave the flag out"
         )
-    for record in getattr(dataset, "records", ()):
+    for record in readable(getattr(dataset, "records", ())):
         problem = checker.check_record(record)
         if problem:
             raise RecordError(f"{record.where}: {problem}")

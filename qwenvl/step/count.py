@@ -45,14 +45,15 @@ class Count:
             [
                 sum(each.completions for each in experiences),
                 sum(int(each.loss_mask.sum()) for each in experiences),
+                sum(len(each.batch) > 0 for each in experiences),
                 len(experiences),
             ],
             device=self.device,
         )
         with step.meter.wait("time/wait_s"):  # for processes that are still sampling
             # Every process divides by the same numbers: the loss is a mean over the whole optimizer step.
-            completions, tokens, micro_batches = reduce(own, "sum").tolist()
-        counts = StepCounts(completions, tokens, micro_batches, entropy)
+            completions, tokens, micro_batches, passes = reduce(own, "sum").tolist()
+        counts = StepCounts(completions, tokens, micro_batches, passes, entropy)
         return TrainStep(tuple(experiences), counts, entropy_floor=floor)
 
 

@@ -14,7 +14,7 @@ from PIL.Image import Image
 from torch import Tensor
 from torchvision.transforms.v2.functional import pil_to_tensor
 
-from qwenvl.data.chat import TURN_END, render_answer, text_problem
+from qwenvl.data.chat import TURN_END, render_answer
 from qwenvl.data.collator import GRPOCollator, ProcessedSample
 from qwenvl.data.dataset import GRPODataset
 from qwenvl.data.errors import BadMediaError, MediaTimeout
@@ -23,6 +23,7 @@ from qwenvl.data.media.resize import resize
 from qwenvl.data.media.shape import MAX_ASPECT_RATIO, is_too_thin
 from qwenvl.data.options import SampleOptions
 from qwenvl.data.prompt_length import MediaSizes
+from qwenvl.data.records.forms import text_problem
 from qwenvl.data.tool_options import ToolOptions
 from qwenvl.model.inputs import PromptInputs
 from qwenvl.own_code import OwnCodeError, named_errors

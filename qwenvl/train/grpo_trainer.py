@@ -235,7 +235,7 @@ class GRPOTrainer(PolicyTrainer):
         self.journal.trained(step, number, output)
         self.meter.start("time/backward_s")
         # The Trainer divides by the micro-batches of a process, and gradients are averaged over processes.
-        return output.loss * step.counts.micro_batches
+        return output.loss * step.counts.passes
 
     def collect_step(self, inputs: dict[str, Any]) -> TrainStep:
         """The step of a micro-batch. The first micro-batch has the whole step sampled, scored and compared."""

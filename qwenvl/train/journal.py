@@ -117,7 +117,7 @@ class Journal:
         tokens = int(experience.loss_mask.sum())
         for name, value in output.metrics.items():
             if name.startswith("loss/"):
-                self._meter.mean(name, value * step.counts.micro_batches)  # the shares of a step sum to its loss
+                self._meter.mean(name, value * step.counts.passes)  # the shares of a step sum to its loss
             elif not (ratio_is_one and name.startswith("ratio/")):
                 self._meter.mean(name, value, weight=tokens)
 

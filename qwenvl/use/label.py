@@ -445,7 +445,7 @@ def reading_of(answer: str, record: Record, reward: str | None) -> Any:
     prompt = [{"role": message.role, "content": message.text} for message in record.messages]
     kind = record.fields.get("problem_type")
     own = record.fields.get("reward")
-    if own:
+    if isinstance(own, str | list) and own:
         reward = deciding_reward([own] if isinstance(own, str) else own)
     elif reward not in TIMELINES:
         if asks_for_timeline(record) or is_timeline(answer, names_in(record.messages[-1].text)):

@@ -9,6 +9,7 @@ from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.dataset import GRPODataset, load_dataset
 from qwenvl.data.errors import BadMediaError, RecordError
 from qwenvl.data.order import EpochSampler
+from qwenvl.data.views import evidence
 from qwenvl.types import BadSample, Sample
 
 META = {"frame_cnts": [10, 15], "min_frames": 2, "max_frames": 4, "dynamic_sample": True}
@@ -126,6 +127,14 @@ class TestBadSamples:
         assert bad.record.id == "bad"
         assert "not a video" in bad.error
         assert good.record.id == "good"
+
+    def test_a_record_that_a_view_cannot_read_is_a_bad_sample_too(self, write_rows, make_row):
+        path = str(write_rows([make_row(evidence=[0.2, 0.8])], "evident.json"))
+        lenient, strict = (load_dataset(path, on_bad_sample=how) for how in ("skip", "error"))
+        lenient.view = strict.view = evidence
+        assert "'evidence' must be a list" in lenient[0].error and "evident.json[0]" in lenient[0].error
+        with pytest.raises(RecordError, match=r"'evidence' must be a list.*pass --on_bad_sample skip"):
+            strict[0]
 
     def test_the_error_comes_out_of_a_worker_with_its_words(self, mixed):
         loader = DataLoader(load_dataset(mixed), batch_size=1, num_workers=1, collate_fn=list)

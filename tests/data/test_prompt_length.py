@@ -117,3 +117,16 @@ def test_media_that_cannot_be_opened_count_as_their_bounds(make_row, write_rows,
     assert video - empty == 4 * 25 + 2
     # 672 x 672 pixels: 24 x 24 tokens, and two around them
     assert image - empty == 576 + 2
+
+
+def test_media_that_are_too_thin_count_as_their_bounds(make_row, write_rows, collator, tmp_path):
+    Image.new("RGB", (3000, 10)).save(tmp_path / "thin.png")
+    rows = [
+        make_row(prompt="<image>", image=str(tmp_path / name), video=None) for name in ("thin.png", "none.png")
+    ]
+    rows.append(make_row(prompt="<video>", video=[[str(tmp_path / "thin.png")] * 4]))
+    rows.append(make_row(prompt="<video>", video="none.mp4"))
+    dataset = load_dataset(str(write_rows(rows)), on_bad_sample="skip")
+    estimate = LengthEstimate(dataset.records, dataset.rule, collator.ruler)
+    thin_image, no_image, thin_clip, no_clip = (estimate((0, index)) for index in range(4))
+    assert (thin_image, thin_clip) == (no_image, no_clip)

@@ -21,7 +21,7 @@ from qwenvl.data.views import (
     view_named,
 )
 from qwenvl.own_code import OwnCodeError
-from qwenvl.types import ClipMeta, Message, Record
+from qwenvl.types import ClipMeta, LibraryCount, Message, Record
 
 RECORD = Record(
     id="17",
@@ -56,6 +56,10 @@ def test_segments_of_the_whole_clip_are_none_of_its_evidence():
     segmented = replace(RECORD, clip_meta=(ClipMeta(frame_counts=(7.0, 7.0), dynamic_sample=True),))
     (meta,) = evidence(segmented).clip_meta
     assert meta == ClipMeta(video_start=2.0, video_end=6.0, dynamic_sample=True)
+    counted = replace(RECORD, clip_meta=(ClipMeta(count=LibraryCount(nframes=64)),))
+    assert evidence(counted).clip_meta == (ClipMeta(video_start=2.0, video_end=6.0),)
+    by_rate = replace(RECORD, clip_meta=(ClipMeta(count=LibraryCount(fps=4)),))
+    assert evidence(by_rate).clip_meta == (ClipMeta(video_start=2.0, video_end=6.0, count=LibraryCount(fps=4)),)
 
 
 def test_the_solution_stands_behind_the_question():

@@ -212,7 +212,7 @@ def test_a_run_with_replaced_groups_resumes_the_same(whole_and_resumed, engine_o
 
 
 def test_an_error_of_sampling_in_the_background_ends_training(make_trainer, engine_of_its_own):
-    trainer = make_trainer(async_rollouts=3, max_steps=4, **EPOCH_OF_4)
+    trainer = make_trainer(async_rollouts=3, max_steps=4, overwrite_output_dir=True, **EPOCH_OF_4)
     engine = trainer.answer.sample.engine
     engine.engine.fails = 3, ConnectionError("the server is gone")
     ended = []

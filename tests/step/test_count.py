@@ -27,7 +27,7 @@ def step_of(*parts: Scored, leaves_out_truncated: bool = False, top_entropy: flo
 
 def test_completions_and_tokens_are_counted_except_those_of_a_stand_in():
     step = step_of(scored([3, 1]), nothing(), scored([2, 4]))
-    assert step.counts == StepCounts(completions=4, tokens=10, micro_batches=3)
+    assert step.counts == StepCounts(completions=4, tokens=10, micro_batches=2, passes=3)
 
 
 def test_the_wait_for_other_processes_is_measured():
@@ -38,16 +38,16 @@ def test_the_wait_for_other_processes_is_measured():
 
 def test_completions_and_tokens_of_all_processes_are_counted(monkeypatch):
     """The other process has as many micro-batches, one of them without prompts."""
-    other = torch.tensor([2, 7, 2])
+    other = torch.tensor([2, 7, 1, 2])
     monkeypatch.setattr(count_stage, "reduce", lambda own, how: {"sum": own + other}[how])
     step = step_of(scored([3, 1]), scored([2, 4]))
-    assert step.counts == StepCounts(completions=6, tokens=17, micro_batches=4)
+    assert step.counts == StepCounts(completions=6, tokens=17, micro_batches=3, passes=4)
 
 
 def test_completions_that_were_cut_count_without_their_tokens():
     parts = [scored([3, 1], cut=(0,)), nothing(), scored([2, 4], cut=(0, 1))]
     step = step_of(*parts, leaves_out_truncated=True)
-    assert step.counts == StepCounts(completions=4, tokens=1, micro_batches=3)
+    assert step.counts == StepCounts(completions=4, tokens=1, micro_batches=2, passes=3)
     first, second, third = (each.loss_mask for each in step.experiences)
     assert first.tolist() == [[False] * 3, [True, False, False]]
     assert not second.any() and not third.any()

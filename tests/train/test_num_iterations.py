@@ -49,11 +49,12 @@ def test_prompts_are_drawn_and_sampled_once_and_trained_on_twice(make_trainer, t
     assert tokens[0::2] == tokens[1::2] == [row["num_input_tokens_seen"] for row in logged(once)]
 
 
-def test_without_an_update_both_iterations_have_the_gradient_of_one(make_trainer, sop_data, tmp_path):
+@pytest.mark.parametrize("loss", ["grpo", "bnpo"])
+def test_without_an_update_both_iterations_have_the_gradient_of_one(make_trainer, sop_data, tmp_path, loss):
     """The ratio is then 1 in the second step too; the ragged one at the end of the epoch is no other."""
 
     def gradients(name: str, **options) -> list[dict[str, torch.Tensor]]:
-        trainer = make_trainer(output_dir=str(tmp_path / name), max_grad_norm=0.0, **RAGGED, **options)
+        trainer = make_trainer(output_dir=str(tmp_path / name), max_grad_norm=0.0, loss_type=loss, **RAGGED, **options)
         steps = caught_gradients(trainer)
         trainer.train()
         return steps

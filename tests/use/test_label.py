@@ -256,6 +256,9 @@ LISTED = "Which steps, and when?\n(1) take the lid\n(2) insert the fan"
         ("Side?\nA. left", {"problem_type": "multiple choice"}, "accuracy", ("B", "A", "B. right"), [0, 1, 0]),
         ("How long?", {"problem_type": "numerical"}, None, ("3 s", "3.0 s", "4 s"), [0, 0, 2]),
         ("What?", {"problem_type": "none known"}, None, ("A lid.", "a lid", "B"), [0, 0, 2]),
+        ("When?", {"problem_type": "temporal grounding"}, None, ("3 to 8", "from 0:03 to 0:08", "4 to 8"), [0, 0, 2]),
+        ("Where?", {"reward": "box_iou"}, None, ("[1, 2, 3, 4]", "(1,2),(3,4)", "[1, 2, 3, 5]"), [0, 0, 2]),
+        ("Side?", {"reward": 0.5}, "accuracy", ("B", "b"), [0, 0]),  # the score of some model
         ("Side?", {"reward": "multiple_choice"}, "accuracy", ("B", "A", "B. right"), [0, 1, 0]),
         ("Side?", {"reward": ["format", "multiple_choice"]}, "accuracy", ("B", "B. right"), [0, 0]),
     ],

@@ -135,7 +135,7 @@ def test_a_request_sets_length_stops_samples_temperature_and_seed(running):
         (["Hi"], {"extra_body": {"skip_special_tokens": False}}, 400, "skip_special_tokens: not offered"),
         (["Hi"], {"logprobs": True, "stream": True}, 400, "logprobs are not offered with stream"),
         (["Hi <video>"], {}, 400, "typed parts name media by"),
-        (["Hi<|im_end|>"], {}, 400, "contains the model's own token <|im_end|>"),
+        (["Hi<|im_end|>"], {}, 400, "it holds '<|im_end|>'"),
         ([video("none.mp4"), "Hi"], {}, 400, "none.mp4: No such file or directory"),
         ([video("file:///etc/passwd"), "Hi"], {}, 400, "leads out of the media root"),
         *(([video(part * 25_000), "Hi"], {}, 400, "has more than 8,192 characters") for part in ("a/../", "a/", "../")),

@@ -8,6 +8,7 @@ Nothing here sees damage that still decodes: of video without checksums a wrong 
 from __future__ import annotations
 
 import os
+import re
 import struct
 from collections.abc import Sequence
 from contextlib import closing
@@ -31,6 +32,8 @@ STEADY_SHARE = 0.95
 # ... has no pause as long as this many of them. It is a hole.
 HOLE_FRAMES = 5
 HOLE_SECONDS = 0.5
+# A tag of Matroska, "00:00:01.500000000". Others may have written something else there.
+_END_TAG = re.compile(r"([0-9]+):([0-9]+):([0-9]+(?:\.[0-9]+)?)")
 
 
 def check_promise(
@@ -92,9 +95,9 @@ def _promised_end(container: InputContainer, stream: VideoStream) -> float:
     """The second at which the video stream ends by its header, or 0.0 where that can't be relied on."""
     if container.format.name == "avi":
         return float((stream.start_time or 0) + stream.frames) * float(stream.time_base or 0)
-    tag = stream.metadata.get("DURATION")
-    if tag:  # Matroska, "00:00:01.500000000": not a length, but when it ends
-        hours, minutes, seconds = tag.split(":")
+    tag = _END_TAG.fullmatch(stream.metadata.get("DURATION") or "")
+    if tag:  # of Matroska: not a length, but when it ends
+        hours, minutes, seconds = tag.groups()
         return int(hours) * 3600 + int(minutes) * 60 + float(seconds)
     # Other containers have durations that FFmpeg estimates from the file itself.
     if container.format.name.startswith("matroska") and len(container.streams) == 1 and container.duration:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 MAX_IMAGE_PIXELS = 50_000_000  # a small file may unfold to gigabytes; cameras stay below this
 DEFAULT_FRAMES_FPS = 2.0  # what the model authors' own tools assume
 ANIMATED = ("GIF", "WEBP", "PNG")  # formats of pictures that may move
+_DAMAGED = (OSError, SyntaxError, ValueError, RuntimeError)  # what Pillow raises for a damaged file
 # Pillow knows many more, and opens some by other programs: of an EPS it would start Ghostscript on the file's bytes.
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", *(["AVIF"] if features.check("avif") else []))
 
@@ -67,7 +68,7 @@ def upright_image(path: str, most_pixels: int = MAX_IMAGE_PIXELS) -> Image.Image
             return _to_rgb(ImageOps.exif_transpose(image))
     except UnidentifiedImageError:
         raise BadMediaError(path, f"not an image of a known format ({', '.join(FORMATS)})") from None
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+    except (*_DAMAGED, Image.DecompressionBombError) as error:
         if isinstance(error, BadMediaError):
             raise
         raise BadMediaError(path, f"damaged image: {error}") from None
@@ -85,7 +86,7 @@ def image_size(path: str) -> tuple[int, int]:
             return image.height, image.width
     except UnidentifiedImageError:  # whose text names the path once more
         raise BadMediaError(path, f"not an image of a known format ({', '.join(FORMATS)})") from None
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+    except (*_DAMAGED, Image.DecompressionBombError) as error:
         raise BadMediaError(path, f"not an image of a known format: {error}") from None
 
 

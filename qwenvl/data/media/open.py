@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 HEADER_SECONDS = 5.0  # for a header that is read to learn what a file is, or how large
+# Errors of a decoding process that are mistakes here or of the installation. All others are the file's: decoders fail
+# on damaged ones in more ways than they have errors of their own for.
+MISTAKES = ("TypeError", "AttributeError", "NameError", "AssertionError", "ImportError", "ModuleNotFoundError")
 LEAST_BYTES = 16 * 2**20  # a clip that has less room than that while it is opened is not called damaged
 # Without these glibc hands the memory of every frame back and asks for it anew, which on short clips took as long as
 # decoding.
@@ -289,8 +292,11 @@ class GuardedFile(AbstractContextManager):
             reason = f"not decoded within {self._timeout:g} s (--decode_timeout); its decoder was killed"
             raise MediaTimeout(self.path, reason) from None
         except ChildFailed as error:
-            if "MemoryError" not in str(error):
+            kind, _, _ = str(error).partition(":")
+            if kind in MISTAKES:
                 raise RuntimeError(f"{self.path}: the decoding process failed:\n{error.details}") from None
+            if "MemoryError" not in kind:
+                raise BadMediaError(self.path, f"its decoder failed: {error}") from None
             answer = MemoryError()
         if isinstance(answer, MemoryError):
             raise BadMediaError(self.path, f"takes more than {self._memory_gb} GB to decode (--decode_memory_gb)")

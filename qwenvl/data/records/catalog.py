@@ -111,7 +111,7 @@ def _catalog_source(name: object, entry: object, path: Path) -> DatasetSource:
         form = "annotation_path: PATH, and if needed media_root: PATH and format: NAME"
         raise ValueError(f"{where}: expected {form}, got {entry!r}")
     if "format" in entry:
-        check_name(entry["format"])
+        check_name(entry["format"], f"{where}: format")
     annotation_path = path.parent / Path(entry["annotation_path"]).expanduser()
     root = entry.get("media_root")
     media_root = path.parent / Path(root).expanduser() if root is not None else annotation_path.parent

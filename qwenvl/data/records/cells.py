@@ -7,17 +7,20 @@ from typing import Any
 
 from qwenvl.data.records.frame_settings import ROW_KEYS
 
-# Columns that may hold lists or objects, written as JSON.
+# Columns that may hold lists or objects, written as JSON: of records, and of what rewards read.
 _NESTED_COLUMNS = frozenset(
     (
         "candidates",
         "choices",
         "conversations",
+        "evidence",
         "image",
         "images",
         "messages",
         "meta",
+        "nums",
         "options",
+        "reward",
         "reward_model",
         "timeline",
         "video",
@@ -25,8 +28,9 @@ _NESTED_COLUMNS = frozenset(
     )
 )
 # Settings of frames that are a number, or a list with one for each clip. The three others stay texts where they are no
-# lists: they have readings of their own, "True" among them.
+# lists: they have readings of their own, "True" among them. The last four are read by rewards.
 _NUMBER_COLUMNS = ROW_KEYS - {"frame_cnts", "frame_times", "dynamic_sample"}
+_NUMBER_COLUMNS |= {"width", "height", "duration", "target"}
 
 
 def with_types(row: dict[str, Any]) -> dict[str, Any]:
@@ -48,10 +52,14 @@ def _cell(name: str, text: str) -> Any:
         kinds = (list,)
     elif name in _NESTED_COLUMNS:
         kinds = (list, dict)
+    elif name == "answer":
+        kinds = (list,)
     else:
         return text
     try:
         value = json.loads(text)
     except ValueError:  # a path, most often
         return text
+    if name == "answer" and isinstance(value, list) and not all(isinstance(each, str) for each in value):
+        return text  # a box, which its reward reads as text
     return value if isinstance(value, kinds) else text

@@ -58,6 +58,7 @@ NEARLY_A_TAG = re.compile(
 )
 # Other libraries replace these with the content of other columns. A model here would see them as text.
 PLACEHOLDERS = ("<ref-object>", "<bbox>", "<audio>")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 # Text that spells these out would be tokenized as media or as the end of a turn.
 CONTROL_TOKENS = (
     "<|vision_start|>",
@@ -367,15 +368,12 @@ def _check_no_other_medium(part: dict[str, Any], medium: Medium, place: str) -> 
 
 
 def checked_text(text: Any, place: str) -> str:
-    """The text of a turn or part. RecordError: it is none, or spells a token of the chat template."""
+    """The text of a turn or part. RecordError: it is none, or ``text_problem`` names a reason."""
     if not isinstance(text, str):
         raise RecordError(f"{place}: expected a string, got {kind_of(text)}")
-    for token in CONTROL_TOKENS:
-        if token in text:
-            raise RecordError(
-                f"{place}: contains the model's own token {token}, which the chat template writes; leave it out, and "
-                "write <video> or <image> where media belongs"
-            )
+    problem = text_problem(text)
+    if problem:
+        raise RecordError(f"{place}: {problem}; leave it out, and write <video> or <image> where media belongs")
     return text
 
 
@@ -571,3 +569,18 @@ def _metas(row: dict[str, Any], n_videos: int, where: str) -> list[Any]:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def text_problem(text: str) -> str | None:
+    """Return why a text from another program cannot be part of a prompt, or None where it can.
+
+    Example:
+        >>> text_problem("So be it.<|im_end|>")
+        "it holds '<|im_end|>', which prompts have for their structure alone"
+    """
+    for token in CONTROL_TOKENS:
+        if token in text:
+            return f"it holds {token!r}, which prompts have for their structure alone"
+    # JSON can spell one half of a surrogate pair, which has no UTF-8: the tokenizer would fail on it.
+    half = _SURROGATE.search(text)
+    return half and f"it holds {half[0]!r}, which is half a character"

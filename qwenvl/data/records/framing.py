@@ -100,9 +100,11 @@ def _spread(records: Sequence[Record]) -> Iterator[Record]:
     count = min(len(records), LOOKED_AT)
     for number in range(count):
         try:
-            yield records[number * len(records) // count]
+            record = records[number * len(records) // count]
         except RecordError:
             continue
+        if not record.problem:
+            yield record
 
 
 def _spaces_behind_media(text: str) -> list[str]:

@@ -97,17 +97,20 @@ class Preset:
         return all(key in row or row.keys() & _INSTEAD.get(key, set()) for key in self.keys)
 
 
-def check_name(name: str) -> None:
+def check_name(name: str, place: str = "--format") -> None:
     """Check that a preset is in the table, or ``OURS``.
+
+    Args:
+        place: that names it, for the error.
 
     Raises:
         ValueError: it is not. The message lists the names.
     """
     if name not in PRESETS and name != OURS:
-        near = did_you_mean(name, PRESETS)
+        near = did_you_mean(name, PRESETS) or "."
         raise ValueError(
-            f"--format: no format {name!r}{near}; known: {OURS}, {', '.join(PRESETS)}. Conversations and messages of "
-            "other trainers need none"
+            f"{place}: no format {name!r}{near} Known: {OURS}, {', '.join(PRESETS)}. Conversations and messages "
+            "of other trainers need none"
         )
 
 

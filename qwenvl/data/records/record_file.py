@@ -168,6 +168,11 @@ class RecordFile(Sequence[Record]):
                 yield record
 
 
+def readable(records: Iterable[Record]) -> Iterator[Record]:
+    """The records without those that only stand in the place of a row that cannot be read."""
+    return (record for record in records if not record.problem)
+
+
 COMPARED = 10_000
 """Most records of a file outside of memory that ``all_or_spot_checked`` reads as a whole."""
 
@@ -216,7 +221,7 @@ def _check_one_is_good(problems: Iterable[str]) -> None:
 
 
 def all_or_spot_checked(records: Sequence[Record]) -> Iterable[Record]:
-    """All records where they are in memory or at most ``COMPARED``, else those of ``spot_checked``."""
+    """The readable records: all where they are in memory or at most ``COMPARED``, else those of ``spot_checked``."""
     if isinstance(records, list) or len(records) <= COMPARED:
-        return records
-    return spot_checked(records)
+        return readable(records)
+    return readable(spot_checked(records))

@@ -15,6 +15,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from PIL.Image import Image
 
 from qwenvl.data.errors import RecordError
@@ -308,7 +309,9 @@ def _given_row(given: Any, name: str, index: int) -> Row:
 
 
 def _plain(value: Any) -> Any:
-    """A value with its pictures as the bytes of a PNG file, which loses nothing."""
+    """A value with its pictures as the bytes of a PNG file, which loses nothing, and numbers of numpy as Python's."""
+    if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and value.ndim == 1):
+        return value.tolist()
     if isinstance(value, Image):
         data = io.BytesIO()
         picture = value if value.mode in _PNG_MODES else value.convert("RGB")

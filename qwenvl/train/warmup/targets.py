@@ -15,11 +15,12 @@ from transformers import ProcessorMixin
 
 from qwenvl.config.grpo_config import WarmupConfig
 from qwenvl.console import say
-from qwenvl.data.chat import render_calls, text_problem, turn_end_id
+from qwenvl.data.chat import render_calls, turn_end_id
 from qwenvl.data.collator import GRPOCollator, ProcessedSample
 from qwenvl.data.dataset import GRPODataset
 from qwenvl.data.errors import RecordError, kind_of, place_of
 from qwenvl.data.options import PromptOptions
+from qwenvl.data.records.forms import text_problem
 from qwenvl.data.tool_options import ToolOptions
 from qwenvl.failure import counted
 from qwenvl.rewards.functions.looking import check_evidence, evidence_of

@@ -129,7 +129,7 @@ class WarmupTrainer(PolicyTrainer):
         self.meter.mean("target/loss", nats / max(1, tokens), weight=tokens)
         self.meter.start("time/backward_s")
         # The Trainer divides by the micro-batches of a process, and gradients are averaged over processes.
-        return loss / max(1, counts.tokens) * counts.micro_batches
+        return loss / max(1, counts.tokens) * counts.passes
 
     def encoded(self, model: nn.Module, inputs: dict[str, Any]) -> EncodedTargets:
         """A micro-batch as inputs of the model. Engines that split the model must have its weights whole here.
@@ -239,7 +239,7 @@ def step_counts(batches: Sequence[dict[str, Any]]) -> StepCounts:
     return StepCounts(
         sum(targets for targets, _ in by_process),
         sum(tokens for _, tokens in by_process),
-        micro_batches=len(batches) * len(by_process),
+        passes=len(batches) * len(by_process),
     )
 
 

@@ -1,6 +1,7 @@
 """Damage is brought about, and named."""
 
 import json
+import re
 
 import av
 import numpy as np
@@ -114,6 +115,16 @@ def test_zeroed_bytes_of_a_matroska_file_never_make_a_shorter_clip(tmp_path, nam
         with pytest.raises(BadMediaError) as caught:
             open_clip(str(path))
         assert caught.value.kind == "cut short"
+
+
+@pytest.mark.parametrize("tag", [b"00:00:02,000000000", b"2.000             ", b"N/A               "])
+def test_an_end_in_another_notation_promises_nothing(tmp_path, tag):
+    encode_numbered(tmp_path / "a.webm", "vp9")
+    data = (tmp_path / "a.webm").read_bytes()
+    (written,) = set(re.findall(rb"\d\d:\d\d:\d\d\.\d{9}", data))
+    (tmp_path / "b.webm").write_bytes(data.replace(written, tag))
+    with open_clip(str(tmp_path / "a.webm")) as clip, open_clip(str(tmp_path / "b.webm")) as other:
+        assert other.frame_times == clip.frame_times
 
 
 def test_a_block_of_an_unknown_track_is_damage_at_its_byte(tmp_path):

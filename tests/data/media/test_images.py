@@ -1,6 +1,7 @@
 """Still images, and clips that are stored as such."""
 
 import os
+from functools import partial
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from PIL import Image
 from qwenvl.data.dataset import load_dataset
 from qwenvl.data.errors import BadMediaError
 from qwenvl.data.media.images import FORMATS, FrameFolder, image_size, load_image
+from qwenvl.data.media.open import read_image
 from qwenvl.data.media.source import frame_files
 
 
@@ -31,6 +33,17 @@ def test_transparency_is_laid_on_white(tmp_path):
 def test_sixteen_bits_are_scaled_and_not_clipped(tmp_path):
     Image.fromarray(np.array([[0, 0x8000, 0xFFFF]], np.uint16)).save(tmp_path / "a.png")
     assert load_image(str(tmp_path / "a.png"))[0].tolist() == [[0, 0x80, 0xFF]]
+
+
+@pytest.mark.skipif("AVIF" not in FORMATS, reason="Pillow reads AVIF here")
+def test_a_damaged_avif_is_a_damaged_image(tmp_path):
+    Image.effect_noise((64, 64), 50).convert("RGB").save(tmp_path / "a.avif")
+    whole = (tmp_path / "a.avif").read_bytes()
+    start = whole.index(b"mdat") + 4
+    (tmp_path / "a.avif").write_bytes(whole[:start] + bytes(255 - byte for byte in whole[start:]))
+    for read in (load_image, partial(read_image, timeout=60)):
+        with pytest.raises(BadMediaError, match="damaged image"):
+            read(str(tmp_path / "a.avif"))
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.float32])

@@ -12,6 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
+from qwenvl.child import ChildFailed
 from qwenvl.data.dataset import load_dataset
 from qwenvl.data.errors import BadMediaError
 from qwenvl.data.media import open as media_open
@@ -234,6 +235,16 @@ def test_a_failure_of_our_own_is_no_fault_of_the_clip(make_clip, number_of):
         with pytest.raises(RuntimeError, match=r"(?s)clip.mp4: the decoding process failed:.*TypeError"):
             clip.read(["third"])
         assert number_of(clip.read([3])[0]) == 3
+
+
+def test_a_decoder_that_fails_in_its_own_way_is_a_fault_of_the_clip(make_clip, monkeypatch):
+    def fails(*request, **how):
+        raise ChildFailed("ValueError: not enough values to unpack")
+
+    failure = pytest.raises(BadMediaError, match=r"clip.mp4: its decoder failed: ValueError: not enough values")
+    with open_clip(str(make_clip()), timeout=60) as clip, failure:
+        monkeypatch.setattr(clip._child, "ask", fails)
+        clip.read([3])
 
 
 def test_an_image_in_a_child_is_the_same(tmp_path):

@@ -230,8 +230,8 @@ def turns(text):
             {"conversations": [H, {"from": "system", "value": "s"}, G]},
             "d[0].conversations[1]: a system turn must be the first, this is turn 2",
         ),
-        (turns("<|video_pad|>"), "d[0].conversations[0].value: contains the model's own token <|video_pad|>"),
-        ({"prompt": "a", "solution": "b<|im_end|>"}, "d[0]: the solution: contains the model's own token <|im_end|>"),
+        (turns("<|video_pad|>"), "d[0].conversations[0].value: it holds '<|video_pad|>', which prompts have"),
+        ({"prompt": "a", "solution": "b<|im_end|>"}, "d[0]: the solution: it holds '<|im_end|>', which prompts have"),
         ({"id": 1.5} | turns("a"), "d[0].id: expected a string or a whole number, got number 1.5"),
         ({"messages": [{"role": "human"}]}, "d[0].messages[0].content: expected a string, got nothing"),
         (
@@ -286,7 +286,12 @@ def test_cells_of_a_file_without_types_become_lists_objects_and_numbers():
     row = {"video": '["a.mp4", "b.mp4"]', "meta": '{"max_frames": 4}', "video_start": "1.5", "solution": "2"}
     typed = {"video": ["a.mp4", "b.mp4"], "meta": {"max_frames": 4}, "video_start": 1.5, "solution": "2"}
     assert with_types(row) == typed
+    of_rewards = {"evidence": "[[0.5, 1.5]]", "nums": "[3, 6]", "answer": '["A", "C"]', "width": "640", "target": "9"}
+    read = {"evidence": [[0.5, 1.5]], "nums": [3, 6], "answer": ["A", "C"], "width": 640, "target": 9}
+    assert with_types(of_rewards) == read
     as_they_are = {"video": "17", "image": "[1] lid.png", "video_end": "late", "prompt": "[1, 2]"}
+    as_they_are |= {"answer": "[1, 2, 3, 4]", "duration": "0:12"}
+    assert with_types({**as_they_are, "answer": "2"})["answer"] == "2"
     assert with_types(as_they_are) == as_they_are
 
 

@@ -1,6 +1,7 @@
 """A question asked later has the token ids of the same question in training, for every form, preset and family."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from qwenvl.data.records.parse import ReadOptions, Row, parse_row
 from qwenvl.data.records.presets import PRESETS
 from qwenvl.demo.tiny import make_processor
 from qwenvl.rewards.kinds import CHOICE, SPAN, WORDS, YES_NO
+from qwenvl.types import Message
 
 ROOT = Path("/media")
 QUESTION = "What moves?"
@@ -126,6 +128,9 @@ def test_the_framing_is_that_of_most_records(ruler):
     records = [trained(rows[0], ReadOptions())] * 2 + [trained(rows[1], ReadOptions())]
     assert Framing.of(records, ReadOptions()) == Framing(between="\n", before_text="\n")
     assert Framing.of([], ReadOptions()) == Framing()
+    briefly = replace(records[0], messages=(Message("system", "Be brief."), *records[0].messages))
+    left_out = replace(records[0], messages=(Message("user", "A row that can't be read."),), problem="d[1]: bad")
+    assert Framing.of([briefly, left_out], ReadOptions()).system == "Be brief."
     inside = trained({"prompt": f"{QUESTION} <video>", "video": "c.mp4"}, ReadOptions())
     assert Framing.of([inside], ReadOptions()) == Framing()
 

@@ -181,7 +181,7 @@ def test_a_catalog_names_the_format_of_a_data_set(tmp_path, files):
     with pytest.raises(RecordError):
         RecordFile(other, seed=0).load()
     catalog.write_text(f"bench: {{{entry}, format: easyr}}\n")
-    with pytest.raises(ValueError, match="did you mean easyr1"):
+    with pytest.raises(ValueError, match=r"datasets\.yaml: bench: format: no format 'easyr'; did you mean easyr1\?"):
         resolve_datasets("bench", catalog)
 
 

@@ -55,7 +55,7 @@ def test_a_system_turn_beside_the_turns_is_read_in_every_form(system):
         ({"system": ["Be brief.", "Be kind."]}, "d[0].system: expected a string, got list"),
         ({"system": 3}, "d[0].system: expected a string, got number 3"),
         ({"system": "a", "system_prompt": "b"}, "given as system and as system_prompt"),
-        ({"system": "<|im_start|>"}, "d[0].system: contains the model's own token"),
+        ({"system": "<|im_start|>"}, "d[0].system: it holds '<|im_start|>'"),
     ],
 )
 def test_a_system_turn_of_another_type_is_refused_with_its_key(system, message):
