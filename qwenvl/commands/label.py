@@ -82,7 +82,7 @@ def questions_of(request: UseRequest) -> list[Record | ValueError]:
         sources = resolve_datasets(words[0], request.config.dataset_catalog)
         found: list[Record | ValueError] = []
         for source in sources:
-            for each in RecordFile(source, seed=0, options=request.asking.reading).iterate():
+            for each in RecordFile(source, seed=request.config.seed, options=request.asking.reading).iterate():
                 found.append(replace(each, solution="") if isinstance(each, Record) else each)
         return found
     clips: list[str] = []

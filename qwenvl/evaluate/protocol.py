@@ -95,13 +95,14 @@ def protocol_of(
     params.pop("entropies")  # it changes no completion
     if greedy:
         params = {name: params[name] for name in ("max_new_tokens", "repetition_penalty", "stop_strings")}
+    readable = [number for number, record in questions.records.items() if not record.problem]
     names = sorted(names_of(*EVALUATION_GROUPS) & (OF_A_RUN | _NUMERICS))
     return {
         "data": {
             "dataset_use": config.dataset_use,
             "records": len(questions.records),
             "of": len(dataset),
-            "clusters": len(set(questions.clusters.values())),
+            "clusters": len({questions.clusters[number] for number in readable}),
             "cluster_by": options.cluster_by or "clips and images",
             "hash": _hash_of_data(questions),
         },

@@ -240,6 +240,15 @@ def asking_of(model: ModelSource, config: GRPOConfig, flags: Sequence[str]) -> A
     return Asking(reading=reading, framing=framing, settings_of=settings_of + framing.in_words())
 
 
+_RATE = frozenset(("base_interval", "video_fps"))
+_BOUNDS = frozenset(("video_min_frames", "video_max_frames"))
+_IN_PLACE_OF_EACH_OTHER = (
+    (frozenset(("base_interval",)), frozenset(("video_fps",))),
+    (frozenset(("frame_counts",)), _RATE | _BOUNDS),
+)
+"""Settings of the number of frames, in pairs that exclude each other: a flag takes the place of the run's."""
+
+
 def training_flags(model: ModelSource, flags: Sequence[str], taken: Set[str] = OF_A_RUN) -> list[str]:
     """The settings by which the training of a model read, prompted, sampled and scored, as flags.
 
@@ -260,8 +269,11 @@ def training_flags(model: ModelSource, flags: Sequence[str], taken: Set[str] = O
             if saved.tools_of_files and "tools" not in map(setting_of, flags):
                 _tell_of_tools(model, saved)
     given = {setting_of(token) for token in flags}
-    if given & {"base_interval", "video_fps"}:  # two names of one setting
-        taken = taken - {"base_interval", "video_fps"}
+    for one, other in _IN_PLACE_OF_EACH_OTHER:
+        if given & one:
+            taken = taken - other
+        if given & other:
+            taken = taken - one
     if "reward_funcs" in given:  # the run's weights are those of the run's rewards
         taken = taken - {"reward_weights", "format_reward_weight", "accuracy_reward_weight"}
     chosen = {}

@@ -24,9 +24,10 @@ from qwenvl.data.options import PromptOptions, SampleOptions
 from qwenvl.data.order import Part, draws_per_epoch
 from qwenvl.data.records.catalog import DatasetSource, resolve_datasets
 from qwenvl.data.records.clip_settings import settings_read
+from qwenvl.data.records.framing import unframed
 from qwenvl.data.records.parse import ReadOptions, RecordCheck, media_hints, unread_keys_of, unread_text
 from qwenvl.data.records.presets import how_counted, how_read, span_hints
-from qwenvl.data.records.record_file import RecordFile
+from qwenvl.data.records.record_file import RUN_SEED, RecordFile
 from qwenvl.data.timeline_hints import TimelineTimes, fineness, short_spans, span_problems, timeline_times, unread_times
 from qwenvl.failure import beginning, counted, visible
 from qwenvl.files import check_new
@@ -34,6 +35,7 @@ from qwenvl.inspection.convert import check_kind, write_records
 from qwenvl.inspection.flags import add_dataset_flags, add_frame_flags, hints_by, make_collator
 from qwenvl.inspection.options import DEFAULT_REWARDS, CheckOptions
 from qwenvl.rewards.resolve import build_rubric
+from qwenvl.tools.functions import schemas_of
 from qwenvl.types import Hint, Record
 
 if TYPE_CHECKING:  # they load torch, which the other commands do without
@@ -186,7 +188,7 @@ def run(args: argparse.Namespace) -> int:
         check_kind(Path(args.write_clean))  # now, and not after hours of decoding
     rubric = build_rubric(args.reward_funcs) if args.reward_funcs else None
     with redirect_stdout(sys.stderr):  # for libraries that print while they load
-        collator = make_collator(args)
+        collator = make_collator(args, schemas_of(args))
         report = examine(
             resolve_datasets(args.dataset, args.dataset_catalog),
             options=ReadOptions.of(args),
@@ -197,6 +199,7 @@ def run(args: argparse.Namespace) -> int:
             columns=rubric.columns if rubric else (),
             rewards=rubric.names if rubric else (),
             jobs=args.jobs,
+            seed=args.seed,
         )
     if args.json:
         print(json.dumps(report.summary(), indent=1, ensure_ascii=False))
@@ -205,7 +208,9 @@ def run(args: argparse.Namespace) -> int:
     # Behind the report: records of two files that have one id cannot be in one.
     if args.write_clean:
         with redirect_stdout(sys.stderr):
-            show(write_records(report.good, Path(args.write_clean)))
+            # The file is read with the flags of the check, which put their texts around prompts again.
+            good = (unframed(record, ReadOptions.of(args)) for record in report.good)
+            show(write_records(good, Path(args.write_clean)))
     return 1 if report.problems or not report.good else 0
 
 
@@ -220,6 +225,7 @@ def examine(
     columns: Collection[str] = (),
     rewards: Collection[str] = (),
     jobs: int = 2,
+    seed: int = RUN_SEED,
 ) -> CheckReport:
     """Read all rows, decode the media of each as evaluation does, and build its prompt if there is a ``collator``.
 
@@ -229,6 +235,7 @@ def examine(
         columns: the fields of records that the rewards read. Keys that nothing reads are reported.
         rewards: their names. Empty: there are none.
         jobs: clips decoded at the same time, each in a process of its own.
+        seed: draws the rows of a data set that is taken in part.
     """
     from torch.utils.data import ConcatDataset
     from tqdm import tqdm
@@ -238,7 +245,7 @@ def examine(
     from qwenvl.data.prompt_length import Ruler
 
     report = CheckReport()
-    files = _opened(sources, report, options, check_record)
+    files = _opened(sources, report, options, check_record, seed)
     _add_facts_of_files(report, files)
     tokenizing = threading.Lock()  # tokenizers are not thread-safe
     ruler = collator.ruler if collator else Ruler.without_model(PromptOptions())
@@ -284,12 +291,13 @@ def _opened(
     report: CheckReport,
     options: ReadOptions | None,
     check_record: RecordCheck | None,
+    seed: int,
 ) -> list[RecordFile]:
     """The files of the data sets. A file that can't be read as a whole is a problem of the report."""
     files: list[RecordFile] = []
     for source in sources:
         try:
-            files.append(RecordFile(source, seed=0, options=options, check_record=check_record))
+            files.append(RecordFile(source, seed=seed, options=options, check_record=check_record))
         except RecordError as error:
             report.problems.append({"kind": error.kind, "message": str(error)})
     return files

@@ -13,7 +13,7 @@ from qwenvl.data.options import DecodingOptions, FrameOptions, PromptOptions, Re
 from qwenvl.data.records.catalog import resolve_datasets
 from qwenvl.data.records.parse import ReadOptions, record_hints
 from qwenvl.data.records.presets import how_counted, how_read
-from qwenvl.data.records.record_file import RecordFile
+from qwenvl.data.records.record_file import RUN_SEED, RecordFile
 from qwenvl.model.hub import require_model
 from qwenvl.option import Options, option
 from qwenvl.types import Hint, Record
@@ -105,7 +105,8 @@ def record_files(args: argparse.Namespace) -> list[RecordFile]:
     """The record files of the data sets. Formats that were guessed are printed on standard error."""
     options = ReadOptions.of(args)
     sources = resolve_datasets(args.dataset, args.dataset_catalog)
-    files = [RecordFile(source, seed=0, options=options) for source in sources]
+    seed = getattr(args, "seed", RUN_SEED)
+    files = [RecordFile(source, seed=seed, options=options) for source in sources]
     for file in files:
         if file.read_as is not None:
             say(how_read(file.source.name, file.read_as))

@@ -20,7 +20,14 @@ class CheckOptions(Options):
         nargs="*",
     )
     write_clean: str | None = option(
-        None, "Write the good records to this file, as qwenvl data convert does.", unset="they are only counted"
+        None,
+        "Write the good records to this file, as qwenvl data convert does, without what --prompt_template and --system "
+        "put around their prompts.",
+        unset="they are only counted",
     )
+    tools: list[str] | None = option(
+        None, "Tools that prompts offer, as --tools of training. Needs --model.", unset="no tools"
+    )
+    seed: int = option(42, "Run seed, which draws the rows of DATA%NN, as in training.", least=0)
     jobs: int = option(2, "Clips that are decoded at the same time, at least 1.", least=1)
     json: bool = option(False, "Print the report as JSON.")

@@ -212,13 +212,18 @@ def files_without_clip(folder: Path, clips: Sequence[str]) -> list[str]:
 
 
 def _clips_of_files(folder: Path, clips: Sequence[str]) -> dict[Path, list[str]]:
-    """The clips that each label file of a folder may be that of: at their own path, or else by their file name."""
+    """The clips that each label file of a folder may be that of: at their own path, or else by their file name.
+
+    A file at the path of a clip is no other clip's.
+    """
     found: dict[Path, list[str]] = {}
-    for clip in clips:
-        candidates = (folder / Path(clip).with_suffix(LABEL_FILE), folder / f"{Path(clip).stem}{LABEL_FILE}")
-        path = next((each for each in candidates if each.is_file()), None)
-        if path is not None:
-            found.setdefault(path, []).append(clip)
+    own_paths = {clip: folder / Path(clip).with_suffix(LABEL_FILE) for clip in clips}
+    for clip, own_path in own_paths.items():
+        by_name = folder / f"{Path(clip).stem}{LABEL_FILE}"
+        if own_path.is_file():
+            found.setdefault(own_path, []).append(clip)
+        elif by_name.is_file() and by_name not in own_paths.values():
+            found.setdefault(by_name, []).append(clip)
     return found
 
 

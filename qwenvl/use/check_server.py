@@ -297,7 +297,7 @@ def _sendable(request: UseRequest) -> list[Record]:
     refused = 0
     first = ""  # why the first of these is
     for source in resolve_datasets(request.words[0]):
-        for row in RecordFile(source, seed=0, options=reading).iterate():
+        for row in RecordFile(source, seed=request.config.seed, options=reading).iterate():
             problem = _problem_of(row)
             if isinstance(row, Record) and problem is None:
                 found.append(row)

@@ -51,6 +51,18 @@ def test_the_run_of_a_model_gives_its_settings(run):
     assert evaluation_request(["org/base", "data.json"]).settings_of is None
     rated = evaluation_request([str(run), "data.json", "--video_fps", "2"]).config  # the other way to say base_interval
     assert (rated.video_fps, rated.base_interval) == (2, FrameOptions.base_interval)
+    drawn = evaluation_request([str(run), "data.json", "--frame_counts", "4,8"]).config
+    assert (drawn.counts, drawn.base_interval) == ([4, 8], FrameOptions.base_interval)
+
+
+@pytest.mark.parametrize("typed", [("video_max_frames", "8"), ("video_fps", "3"), ("base_interval", "1.5")])
+def test_a_typed_number_of_frames_takes_the_place_of_the_runs_counts(run, typed):
+    config = GRPOConfig(str(run), model_name_or_path="base", frame_counts="4,6")
+    RunLog(run).write_config(config.to_dict())
+    assert evaluation_request([str(run), "data.json"]).config.counts == [4, 6]
+    name, value = typed
+    asked = evaluation_request([str(run), "data.json", f"--{name}", value]).config
+    assert asked.counts == [] and getattr(asked, name) == float(value)
 
 
 def test_other_rewards_do_not_get_the_weights_of_the_run(run):

@@ -8,6 +8,9 @@ from PIL import Image
 
 from qwenvl.commands.data import main
 from qwenvl.commands.preview import main as preview
+from qwenvl.config.grpo_config import GRPOConfig
+from qwenvl.data.dataset import load_dataset
+from qwenvl.data.records.record_file import RUN_SEED
 
 
 @pytest.fixture
@@ -103,6 +106,45 @@ def test_write_clean_gives_a_data_set_that_passes(folder, capsys):
     good, text = json.loads((folder / "clean.json").read_text())
     assert (good["video"], good["meta"]) == ("sub/good.mp4", {"max_frames": 4})
     assert text["line"] == 3, "keys that only rewards know are kept"
+
+
+def test_write_clean_leaves_out_what_the_flags_put_around_prompts(tmp_path, write_rows, make_row, capsys):
+    path = write_rows([make_row(prompt="Which?")], "data.json")
+    template = tmp_path / "template.txt"
+    template.write_bytes("\ufeffLook. {prompt} Now.\n".encode())
+    flags = ("--prompt_template", template, "--system", "Be brief.")
+    clean = tmp_path / "clean.json"
+    run(capsys, "check", path, "--write_clean", clean, *flags)
+    [row] = json.loads(clean.read_text())
+    assert row["conversations"][0] == {"from": "human", "value": "Which?"}
+    run(capsys, "check", clean, *flags, "--write_clean", tmp_path / "again.json")
+    assert (tmp_path / "again.json").read_bytes() == clean.read_bytes()
+
+
+def test_the_rows_of_a_part_of_the_data_are_those_of_a_run(tmp_path, write_rows, make_row, capsys):
+    path = write_rows([make_row(id=f"row-{n}") for n in range(40)], "data.json")
+    part = f"{path}%10"
+
+    def kept(*flags) -> list[str]:
+        clean = tmp_path / "clean.json"
+        clean.unlink(missing_ok=True)
+        run(capsys, "check", part, "--write_clean", clean, *flags)
+        return [row["id"] for row in json.loads(clean.read_text())]
+
+    of_a_run = [[record.id for record in load_dataset(part, seed=seed).records] for seed in (RUN_SEED, 7)]
+    assert GRPOConfig(str(tmp_path)).seed == RUN_SEED
+    assert [kept(), kept("--seed", 7)] == of_a_run and of_a_run[0] != of_a_run[1]
+    run(capsys, "convert", part, tmp_path / "part.json")
+    assert [row["id"] for row in json.loads((tmp_path / "part.json").read_text())] == of_a_run[0]
+
+
+def test_check_counts_the_tools_of_prompts(folder, tiny_checkpoint, capsys):
+    command = ("check", folder / "data.jsonl", "--json", "--model", tiny_checkpoint())
+    without, offered = (
+        json.loads(run(capsys, *command, *flags)[1])["prompt_tokens"]["min"] for flags in ((), ("--tools", "look"))
+    )
+    assert offered > without
+    assert "--tools: give --model" in refused(capsys, "check", folder / "data.jsonl", "--tools", "look")
 
 
 def test_what_write_clean_cannot_write_costs_no_report(folder, capsys, monkeypatch, write_rows, make_row):

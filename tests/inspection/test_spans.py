@@ -233,6 +233,17 @@ def test_a_label_file_that_two_clips_could_have_is_refused(folder, make_clip, ca
     assert solutions() == ["0.0-3.0 (1) insert fan", "0.0-3.0 (2) close lid"]
 
 
+def test_a_label_file_at_the_path_of_a_clip_is_no_other_clips(folder, make_clip, capsys):
+    (folder / "clips" / "more").mkdir()
+    make_clip("made.mp4", 30, fps=10).rename(folder / "clips" / "1.mp4")
+    make_clip("made.mp4", 30, fps=10).rename(folder / "clips" / "more" / "1.mp4")
+    Path("labels").mkdir()
+    Path("labels/1.txt").write_text("insert_fan\n" * 30)
+    run(capsys, "--answers", "labels", "--steps", "steps.txt")
+    [record] = records()
+    assert record.videos[0].endswith("clips/1.mp4") and solutions() == ["0.0-3.0 (1) insert fan"]
+
+
 def test_files_with_ranges_of_frames_or_times_become_timelines(folder, capsys):
     Path("labels").mkdir()
     Path("labels/a.txt").write_text("1-5 SIL\n6-15 insert_fan\n16-30 close_lid\n")  # Breakfast

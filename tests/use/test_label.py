@@ -535,10 +535,11 @@ def test_the_key_of_a_question_stays_where_its_folder_is_moved(tmp_path):
     assert [key in before for key in other] == [False, True, True]
 
 
-def test_a_record_is_saved_as_it_was_before_its_template(tmp_path):
+@pytest.mark.parametrize("template", ["Look. {prompt} Now.", "{prompt}\n{prompt}", "Again: {prompt}, {prompt}, {prompt}"])
+def test_a_record_is_saved_as_it_was_before_its_template(template):
     rows = [{"messages": [{"role": "user", "content": "Which?"}]}]
     plain = load_dataset(rows).record(0)
-    options = ReadOptions(system="Be brief.", prompt_template="Look. {prompt} Now.")
+    options = ReadOptions(system="Be brief.", prompt_template=template)
     framed = load_dataset(rows, **vars(options)).record(0)
     assert framed.messages != plain.messages and unframed(framed, options) == plain
 

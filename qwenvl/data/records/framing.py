@@ -142,11 +142,17 @@ def unframed(record: Record, options: ReadOptions) -> Record:
     """The record without the template and the system turn that the options put around its prompt."""
     messages = list(record.messages)
     if options.prompt_template is not None:
-        before, _, after = options.prompt_template.partition("{prompt}")
-        messages[-1] = Message("user", messages[-1].text.removeprefix(before).removesuffix(after))
+        messages[-1] = Message("user", _without_template(messages[-1].text, options.prompt_template))
     if options.system is not None:
         messages = [message for message in messages if message.role != "system"]
     return replace(record, messages=tuple(messages))
+
+
+def _without_template(text: str, template: str) -> str:
+    """The prompt that a template was filled with, which may have it in several places."""
+    before, *further = template.split("{prompt}")
+    length = (len(text) - len(before) - sum(map(len, further))) // len(further)
+    return text[len(before) : len(before) + length]
 
 
 # ---- questions

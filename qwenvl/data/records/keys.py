@@ -90,6 +90,8 @@ def unread_keys(row: Mapping[str, Any], read: Collection[str] = ()) -> tuple[str
     """
     overruled = _overruled(row)
     unread: list[str] = []
+    if "timeline" in row:
+        read = {*read, "duration"}  # spans beyond it are refused
     for key, value in row.items():
         form_reads = key in READ_KEYS and key not in overruled
         if not form_reads and key not in read and not is_empty(value):

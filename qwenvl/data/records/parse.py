@@ -110,11 +110,14 @@ class ReadOptions:
         Raises:
             ValueError, OSError: columns of another form, a template that can't be read or has no ``{prompt}``.
         """
-        template = flags.prompt_template
+        template = None
+        if flags.prompt_template is not None:
+            # Editors end a file with a line end, which is no part of the prompt.
+            template = plain_file(flags.prompt_template).read_text("utf-8-sig").removesuffix("\n")
         return cls(
             allow_outside_media=flags.allow_outside_media,
             columns=parse_columns(flags.columns or ""),
-            prompt_template=None if template is None else plain_file(template).read_text("utf-8"),
+            prompt_template=template,
             system=text_or_file(flags.system),
             format=flags.format,
         )

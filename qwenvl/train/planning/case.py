@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.dataset import load_dataset
 from qwenvl.data.frames import FrameRule
 from qwenvl.data.options import FrameOptions, PromptOptions, SampleOptions
-from qwenvl.data.prompt_length import LengthEstimate, PromptLength, Ruler
+from qwenvl.data.prompt_length import LengthEstimate, PromptLength
 from qwenvl.data.records.parse import ReadOptions
 from qwenvl.data.seeds import stable_random
 from qwenvl.model.inputs import LARGE
@@ -23,6 +24,7 @@ from qwenvl.model.vision_tower import supports_encode_once
 from qwenvl.option import row_of
 from qwenvl.plan.sizes import Engine, Job, ModelWeights, ReferenceKind, Shapes
 from qwenvl.step.assemble import weight_dtype
+from qwenvl.tools.functions import schemas_of
 from qwenvl.train.assemble import build_policy
 
 RECORDS = 1000
@@ -46,9 +48,8 @@ def lengths_of(args: Any) -> tuple[list[PromptLength], int]:
     )
     options = PromptOptions.of(args)
     limit = args.max_prompt_length
-    frames = (options.video_min_frame_pixels, options.video_max_frame_pixels)
     processor = load_processor(str(args.model_name_or_path))
-    ruler = Ruler(processor, frames, (options.min_pixels, options.max_pixels), options.template_arguments)
+    ruler = GRPOCollator(processor, options, tools=schemas_of(args)).ruler
     rule = FrameRule(FrameOptions.of(args), args.seed)
     measure = LengthEstimate(dataset.records, rule, ruler, limit if args.fit_frames else None)
     numbers: Sequence[int] = range(len(dataset.records))
