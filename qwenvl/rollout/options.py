@@ -233,7 +233,7 @@ class SamplingOptions(Options):
     )
     filter_groups: bool | str = option(
         False,
-        "Replace groups whose rewards are all equal, which have no gradient, by groups of other prompts, drawn at "
+        "Replace groups whose rewards are all equal, which teach no difference, by groups of other prompts, drawn at "
         "random, until the step is full (dynamic sampling, arXiv:2503.14476). Costs sampling; prompts are read by the "
         "training process itself. A reward by name, or total, with arguments or without, as accuracy(max_rounds=5): "
         "its values are compared; for a group to which it does not apply, the totals are. The flag alone: total.",
@@ -254,9 +254,9 @@ class SamplingOptions(Options):
     async_rollouts: int = option(
         0,
         "Steps whose completions the servers sample while an earlier one trains, at least 0; 0 samples each step when "
-        "it is its turn. Completions are then up to this many steps older than the policy, which "
-        "--importance_correction corrects for. More: less waiting where sampling times vary, older completions. Needs "
-        "--rollout_engine vllm_server.",
+        "it is its turn. Completions are then up to this many steps, times --num_iterations, older than the policy, "
+        "which --importance_correction corrects for. More: less waiting where sampling times vary, older completions. "
+        "Needs --rollout_engine vllm_server.",
         least=0,
     )
     log_completions_every: int | None = option(

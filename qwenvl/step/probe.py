@@ -48,6 +48,7 @@ class Probe:
         sampled, trained: N x T, of the sampler and of the trainer.
         again: N x T, of the trainer by its other path, whose difference is rounding alone. None: it has no other.
         mask: N x T bool, the tokens that were sampled.
+        temperature: that logits are divided by, their rounding too.
         precision: of all three.
     """
 
@@ -55,6 +56,7 @@ class Probe:
     trained: Tensor
     again: Tensor | None
     mask: Tensor
+    temperature: float
     precision: Literal["float32", "half"]
 
     def problem(self) -> str | None:
@@ -69,7 +71,8 @@ class Probe:
         bound = UNKNOWN_NOISE
         if self.again is not None:
             _, noise = logprob_gap(self.again, self.trained, self.mask)
-            bound = max(PROBE_FLOOR[self.precision], PROBE_NOISE[self.precision] * noise)
+            floor = PROBE_FLOOR[self.precision] / min(1.0, self.temperature)
+            bound = max(floor, PROBE_NOISE[self.precision] * noise)
         if median <= bound:
             return None
         return (
@@ -136,6 +139,7 @@ def probe_of(
         trained=_logprobs(likelihood, model, prompts, rollout, params.temperature),
         again=None if other is None else _logprobs(other, model, prompts, rollout, params.temperature),
         mask=rollout.completion_mask,
+        temperature=params.temperature,
         precision=precision,
     )
 

@@ -106,17 +106,18 @@ def test_one_short_prompt_of_each_kind_of_media_is_probed(tiny_pair, random_prom
 
 def test_the_bound_of_a_probe_follows_the_rounding_of_the_trainer():
     trained, mask = torch.zeros(1, 101), torch.ones(1, 101, dtype=torch.bool)
-    found = lambda gap, noise, precision="float32": Probe(
-        trained + gap, trained, None if noise is None else trained + noise, mask, precision
+    found = lambda gap, noise, precision="float32", temperature=1.0: Probe(
+        trained + gap, trained, None if noise is None else trained + noise, mask, temperature, precision
     ).problem()
     assert found(7e-5, 1e-5) is None and "at most 8e-05" in found(9e-5, 1e-5)
     assert found(1e-6, 0.0) is None and found(3e-6, 0.0)
+    assert found(3e-6, 0.0, temperature=0.5) is None and found(3e-6, 0.0, temperature=2.0)
     assert found(9e-5, None) is None and found(2e-4, None)
     assert found(0.029, 0.01, "half") is None and found(0.031, 0.01, "half")
     # A few tokens that rounding has sent to another expert.
     few = torch.zeros(1, 101)
     few[0, :40] = 0.5
-    assert Probe(few, trained, trained + 1e-6, mask, "float32").problem() is None
+    assert Probe(few, trained, trained + 1e-6, mask, 1.0, "float32").problem() is None
 
 
 @pytest.mark.parametrize("settings", [{"bf16": True}, {}], ids=["bfloat16", "float32"])

@@ -535,7 +535,7 @@ def test_the_key_of_a_question_stays_where_its_folder_is_moved(tmp_path):
     assert [key in before for key in other] == [False, True, True]
 
 
-@pytest.mark.parametrize("template", ["Look. {prompt} Now.", "{prompt}\n{prompt}", "Again: {prompt}, {prompt}, {prompt}"])
+@pytest.mark.parametrize("template", ["Look. {prompt} Now.", "{prompt}\n{prompt}", "A: {prompt}, {prompt}, {prompt}"])
 def test_a_record_is_saved_as_it_was_before_its_template(template):
     rows = [{"messages": [{"role": "user", "content": "Which?"}]}]
     plain = load_dataset(rows).record(0)

@@ -35,7 +35,7 @@ VIDEO_SUFFIXES = (
 )
 # fmt: on
 """The endings of video files. A GIF is a clip or a picture."""
-FRAME_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
+FRAME_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".avif")
 """The endings of pictures, and so of the files that are the frames of a folder."""
 _DATA_URL = re.compile(r"data:[\w/+.-]*;base64,")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")

@@ -65,7 +65,7 @@ def accuracy(
 ) -> list[float]:
     """Overlap (intersection over union) of the actions that the answer names with the solution's.
 
-    It compares the ``(k)`` numbers in the first answer block with those of the solution, as sets. Where the prompt has
+    It compares the ``(k)`` numbers in the answer block with those of the solution, as sets. Where the prompt has
     a list of steps, bare numbers alone, ``2, 3``, and names of the list mean these numbers too, in both. Where a name
     of the list is made of numbers itself, as ``1/2``, bare numbers are read as names alone. Without an answer block, or
     with no action in it, the score is 0.

@@ -346,5 +346,5 @@ def temporal_contrast(
             values += [None] * size
             continue
         beats = sum(known) / len(known) - other > margin
-        values += [None if value is None else bonus * (beats and value == 1) for value in group]
+        values += [None if value is None else bonus * (beats and value >= 1) for value in group]
     return values

@@ -51,8 +51,8 @@ _POWER_OF_UNIT = re.compile(r"(?<=[0-9}]) ?([^\W\d_]{2,}) ?\^ ?\{?([0-9])\}?$")
 class MathReward:
     """1 if the answer and the solution are the same mathematically, else 0.
 
-    Compared are the first answer block of the completion and that of the solution, or the whole solution where it has
-    no block. The thinking is never read. Texts that are equal once normalized are equal. Other pairs are parsed as
+    Compared are the answer block of the completion, the first behind its thinking, and that of the solution, or the
+    whole solution where it has no block. Texts that are equal once normalized are equal. Other pairs are parsed as
     LaTeX and verified by math-verify, gold first: 1/2 is 0.5, the square root of 8 is twice that of 2. Signs that
     Unicode has (x², ½, √2, π, 90°) are read as their LaTeX. Words, single letters and what holds a colon ("A", "yes",
     "12:30") compare as text. A unit in words must be the same. An answer longer than 500 characters scores 0. A pair

@@ -87,12 +87,20 @@ def thinking_of(text: str, opened: bool) -> tuple[str, bool] | None:
     return thinking, bool(closing)
 
 
-def answer_of(completion: str) -> str | None:
-    """The content of the first answer block, as ``unified`` writes it, without outer white space.
+def _answer_block(text: str) -> Block | None:
+    """The first answer block behind the thinking, which may hold drafts, or else the first at all."""
+    _, closed, behind = text.partition("</think>")
+    block = first_block(behind, "answer") if closed else None
+    return block or first_block(text, "answer")
 
-    None where there is no block, or one of more than 10,000 characters: that is no answer, and reading it takes time.
+
+def answer_of(completion: str) -> str | None:
+    """The content of the answer block, as ``unified`` writes it, without outer white space.
+
+    It is the first block behind the thinking, or where none follows it the first of the completion. None where there is
+    no block, or one of more than 10,000 characters: that is no answer, and reading it takes time.
     """
-    block = first_block(completion, "answer")
+    block = _answer_block(completion)
     if block is None or len(block.inner) > ANSWER_LIMIT:
         return None
     answer = unified(block.inner).strip()
@@ -100,13 +108,13 @@ def answer_of(completion: str) -> str | None:
 
 
 def solution_of(solution: str) -> str:
-    """The text of a solution as ``unified`` writes it: its first answer block, or what follows its thinking.
+    """The text of a solution as ``unified`` writes it: its answer block, or what follows its thinking.
 
     Example:
         >>> solution_of("<think>not (1)</think> (2)"), solution_of("(2)")
         ('(2)', '(2)')
     """
-    block = first_block(solution, "answer")
+    block = _answer_block(solution)
     if block is None:
         return unified(solution.rpartition("</think>")[2]).strip()
     return unified(block.inner).strip()
