@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 MAX_IMAGE_PIXELS = 50_000_000  # a small file may unfold to gigabytes; cameras stay below this
 DEFAULT_FRAMES_FPS = 2.0  # what the model authors' own tools assume
 ANIMATED = ("GIF", "WEBP", "PNG")  # formats of pictures that may move
-_DAMAGED = (OSError, SyntaxError, ValueError, RuntimeError)  # what Pillow raises for a damaged file
+# What Pillow raises for a damaged file: its parsers fail as they may.
+_DAMAGED = (OSError, SyntaxError, ValueError, RuntimeError, TypeError, LookupError, ArithmeticError, struct.error)
 # Pillow knows many more, and opens some by other programs: of an EPS it would start Ghostscript on the file's bytes.
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", *(["AVIF"] if features.check("avif") else []))
 
@@ -65,7 +67,7 @@ def upright_image(path: str, most_pixels: int = MAX_IMAGE_PIXELS) -> Image.Image
                 raise BadMediaError(
                     path, "32 bits a pixel, which do not say what is black and what is white: save it with 8 or 16 bits"
                 )
-            return _to_rgb(ImageOps.exif_transpose(image))
+            return _to_rgb(_upright(image))
     except UnidentifiedImageError:
         raise BadMediaError(path, f"not an image of a known format ({', '.join(FORMATS)})") from None
     except (*_DAMAGED, Image.DecompressionBombError) as error:
@@ -88,6 +90,16 @@ def image_size(path: str) -> tuple[int, int]:
         raise BadMediaError(path, f"not an image of a known format ({', '.join(FORMATS)})") from None
     except (*_DAMAGED, Image.DecompressionBombError) as error:
         raise BadMediaError(path, f"not an image of a known format: {error}") from None
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    """The picture turned as its EXIF data says."""
+    image.load()  # a PNG may have its EXIF data behind its pixels
+    image.getexif()
+    # Pillow has read the data now. It would write them anew for the turned picture, and fails at tags of odd types.
+    for name in ("exif", "Raw profile type exif"):
+        image.info.pop(name, None)
+    return ImageOps.exif_transpose(image)
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:

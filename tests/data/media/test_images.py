@@ -1,6 +1,7 @@
 """Still images, and clips that are stored as such."""
 
 import os
+import struct
 from functools import partial
 
 import numpy as np
@@ -23,6 +24,17 @@ def test_a_photo_is_turned_as_its_exif_says(tmp_path):
     image = load_image(str(tmp_path / "a.png"))
     assert image.shape == (3, 4, 2)
     assert image[0].nonzero().tolist() == [[0, 1]]
+
+
+def test_a_photo_is_turned_whatever_types_its_other_tags_have(tmp_path):
+    """As some phones and editors write them: the unit of the resolution as a text."""
+    orientation = struct.pack("<HHII", 0x112, 3, 1, 6)
+    unit = struct.pack("<HHI4s", 0x128, 2, 2, b"2\0\0\0")
+    data = b"Exif\0\0II*\0" + struct.pack("<IH", 8, 2) + orientation + unit + struct.pack("<I", 0)
+    Image.new("RGB", (8, 16)).save(tmp_path / "a.jpg", exif=data)
+    for kind in ("jpg", "png"):
+        Image.open(tmp_path / "a.jpg").save(tmp_path / f"b.{kind}", exif=data)
+        assert load_image(str(tmp_path / f"b.{kind}")).shape == (3, 8, 16)
 
 
 def test_transparency_is_laid_on_white(tmp_path):
