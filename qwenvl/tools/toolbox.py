@@ -26,7 +26,7 @@ from qwenvl.data.prompt_length import MediaSizes
 from qwenvl.data.records.forms import text_problem
 from qwenvl.data.tool_options import ToolOptions
 from qwenvl.model.inputs import PromptInputs
-from qwenvl.own_code import OwnCodeError, named_errors
+from qwenvl.own_code import named_errors
 from qwenvl.rewards.rubric import private_copy
 from qwenvl.tools.calls import Call, calls_in
 from qwenvl.tools.errors import ClipTimeout, ToolError, quoted, refusal
@@ -69,8 +69,8 @@ class Toolbox:
         is_awaited: says before each call whether anybody still waits for the completions of a record. Where nobody
             does, they end without an answer. None: all are waited for.
         on_answer: called after each call that is answered or refused.
-        on_failure: called with a record and the error of a tool of the user that was called for it. The call is then
-            refused. None: the error is raised.
+        on_failure: called with a record and the error of a tool that was called for it. The call is then refused. None:
+            the error is raised.
     """
 
     tools: dict[str, Tool]
@@ -552,7 +552,9 @@ class Conversations:
             if self._is_awaited(conversation):
                 self.closed[clip] = str(problem)
             raise
-        except (OwnCodeError, MemoryError) as error:  # for which a run ends, and a server goes on
+        except ToolError:
+            raise
+        except Exception as error:  # for which a run ends, and a server goes on
             if self.toolbox.on_failure is None:
                 raise
             self.toolbox.on_failure(record, error)

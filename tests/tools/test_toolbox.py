@@ -559,6 +559,21 @@ def test_a_tool_that_fails_is_told_where_others_must_go_on(world):
     assert record == made.record.id and "ZeroDivisionError" in error
 
 
+def test_a_look_that_fails_as_none_should_ends_a_run_and_no_request_of_others(world, monkeypatch):
+    made = world(max_turns=9)
+
+    def fails(dataset, record, number):
+        raise RuntimeError("the decoding process failed")
+
+    monkeypatch.setattr(type(made.toolbox.dataset), "open", fails)
+    with pytest.raises(RuntimeError, match="the decoding process failed"):
+        made.answer(look(1, 2))
+    failed = []
+    on_failure = lambda record, error: failed.append(str(error))
+    made.conversations.toolbox = replace(made.toolbox, on_failure=on_failure)
+    assert "look has failed" in made.answer(look(1, 3))[0] and failed == ["the decoding process failed"]
+
+
 def test_a_call_that_fails_is_executed_once(world, monkeypatch):
     made = world(max_turns=9)
     opened = []

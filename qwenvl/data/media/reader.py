@@ -175,9 +175,16 @@ class ClipReader(Clip):
         reformatter = VideoReformatter()  # one for all frames: it keeps its tables
         shape = pixel_shape(self._stream)
         scaling = None if shape == 1 else "BICUBIC"
-        for frame in self._found(wanted):
+        for index, frame in zip(wanted, self._found(wanted), strict=True):
             height, width = in_square_pixels(frame.height, frame.width, shape)
-            rgb = reformatter.reformat(frame, width, height, "rgb24", interpolation=scaling, threads=1)
+            try:
+                rgb = reformatter.reformat(frame, width, height, "rgb24", interpolation=scaling, threads=1)
+            except MemoryError:  # FFmpeg's own among them
+                raise
+            except READING_ERRORS as error:
+                at = f"{self.frame_times[index]:.3f} s"
+                reason = f"the colours of the frame at {at} can't be converted to RGB: {reason_of(error)}"
+                raise BadMediaError(self.path, reason) from None
             (plane,) = rgb.planes
             # FFmpeg pads its lines, so that a line has more bytes than 3 for each pixel.
             picture = np.ndarray((rgb.height, rgb.width, 3), np.uint8, plane, strides=(plane.line_size, 3, 1))

@@ -3,6 +3,8 @@
 from fractions import Fraction
 from random import Random
 
+import av
+import numpy as np
 import pytest
 import torch
 from torchvision.transforms.v2.functional import resize
@@ -87,6 +89,22 @@ def test_pixels_that_are_not_square_are_made_so(tmp_path, name, codec, shape, si
         frames = clip.read([0, 4])
     assert frames.shape == (2, 3, *size)
     assert [number_in(picture.permute(1, 2, 0).numpy()) for picture in resize(frames, SIZE[::-1])] == [0, 4]
+
+
+def test_colours_that_cannot_be_converted_are_named_with_their_frame(tmp_path):
+    """They may begin in the middle of a clip that was joined of several."""
+    options = {"preset": "ultrafast", "x264-params": "colormatrix=YCgCo"}
+    with av.open(str(tmp_path / "a.mp4"), "w") as container:
+        stream = container.add_stream("libx264", rate=10, options=options)
+        stream.width = stream.height = 64
+        for _ in range(4):
+            picture = av.VideoFrame.from_ndarray(np.full((64, 64, 3), 90, np.uint8), format="rgb24")
+            container.mux(stream.encode(picture))
+        container.mux(stream.encode(None))
+    for timeout in (0.0, 60.0):
+        reason = r"a\.mp4: the colours of the frame at 0\.200 s can't be converted to RGB: Operation not supported"
+        with open_clip(str(tmp_path / "a.mp4"), timeout=timeout) as clip, pytest.raises(BadMediaError, match=reason):
+            clip.read([2])
 
 
 def test_more_than_120_kinds_of_clips_have_names_of_their_own():
