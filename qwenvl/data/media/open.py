@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 HEADER_SECONDS = 5.0  # for a header that is read to learn what a file is, or how large
-# Errors of a decoding process that are mistakes here or of the installation. All others are the file's: decoders fail
-# on damaged ones in more ways than they have errors of their own for.
-MISTAKES = ("TypeError", "AttributeError", "NameError", "AssertionError", "ImportError", "ModuleNotFoundError")
+# Errors of a decoding process that no file brings about. All others are the file's: decoders, and what reads their
+# results, fail on odd ones in more ways than they have errors of their own for.
+MISTAKES = ("ImportError", "ModuleNotFoundError", "NameError")
 LEAST_BYTES = 16 * 2**20  # a clip that has less room than that while it is opened is not called damaged
 # Without these glibc hands the memory of every frame back and asks for it anew, which on short clips took as long as
 # decoding.
