@@ -173,8 +173,8 @@ class Journal:
             if total is not None:
                 meter.max("reward/max", total)
         for name, logged in rewards.metrics.items():
-            for value in logged:
-                meter.mean(name, value)
+            for value, rows in Counter(logged).items():
+                meter.mean(name, value, weight=rows)
         for name, flags in rewards.failed.items():
             if any(flags) or self._args.on_reward_error == "skip":
                 meter.count(f"reward/{name}/skipped", sum(flags))

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import datasets
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -121,6 +122,16 @@ def test_rows_with_decoded_pictures_train(make_trainer, tmp_path):
         dataset = load_dataset(given)
         assert dataset.records[0].messages[0].text == "<image>Which part? 0"
         assert torch.equal(trainer.data_collator([dataset[0]])["prompts"].pixel_values, expected)
+
+
+def test_rows_that_are_left_out_are_no_obstacle_to_the_others(make_trainer):
+    rows = [{"prompt": "Which?", "solution": np.int64(3), "nums": np.array([1, 2])}, {"id": "bad"}]
+    samples = load_dataset(rows, on_bad_sample="skip")
+    assert (samples.records[0].solution, samples.records[0].fields["nums"]) == ("3", [1, 2])
+    once = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 1, "max_steps": 1}
+    trainer = make_trainer(datasets=(samples,), dataset_use=None, functions=["accuracy"], **once)
+    trainer.train()
+    assert {row.record_id for row in read_rollouts(trainer.args.output_dir)} == {samples.records[0].id}
 
 
 def test_prompts_without_solutions_train_where_no_reward_reads_one(make_trainer):
