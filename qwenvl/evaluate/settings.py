@@ -240,11 +240,9 @@ def asking_of(model: ModelSource, config: GRPOConfig, flags: Sequence[str]) -> A
     return Asking(reading=reading, framing=framing, settings_of=settings_of + framing.in_words())
 
 
-_RATE = frozenset(("base_interval", "video_fps"))
-_BOUNDS = frozenset(("video_min_frames", "video_max_frames"))
 _IN_PLACE_OF_EACH_OTHER = (
-    (frozenset(("base_interval",)), frozenset(("video_fps",))),
-    (frozenset(("frame_counts",)), _RATE | _BOUNDS),
+    ({"base_interval"}, {"video_fps"}),
+    ({"frame_counts"}, {"base_interval", "video_fps", "video_min_frames", "video_max_frames"}),
 )
 """Settings of the number of frames, in pairs that exclude each other: a flag takes the place of the run's."""
 

@@ -187,11 +187,12 @@ def run(args: argparse.Namespace) -> int:
         check_new(args.write_clean, "--write_clean")
         check_kind(Path(args.write_clean))  # now, and not after hours of decoding
     rubric = build_rubric(args.reward_funcs) if args.reward_funcs else None
+    reading = ReadOptions.of(args)
     with redirect_stdout(sys.stderr):  # for libraries that print while they load
         collator = make_collator(args, schemas_of(args))
         report = examine(
             resolve_datasets(args.dataset, args.dataset_catalog),
-            options=ReadOptions.of(args),
+            options=reading,
             check_record=rubric.check_record if rubric else None,
             sample_options=SampleOptions.of(args, on_bad_sample="error"),
             collator=collator,
@@ -209,7 +210,7 @@ def run(args: argparse.Namespace) -> int:
     if args.write_clean:
         with redirect_stdout(sys.stderr):
             # The file is read with the flags of the check, which put their texts around prompts again.
-            good = (unframed(record, ReadOptions.of(args)) for record in report.good)
+            good = (unframed(record, reading) for record in report.good)
             show(write_records(good, Path(args.write_clean)))
     return 1 if report.problems or not report.good else 0
 

@@ -218,11 +218,12 @@ def _clips_of_files(folder: Path, clips: Sequence[str]) -> dict[Path, list[str]]
     """
     found: dict[Path, list[str]] = {}
     own_paths = {clip: folder / Path(clip).with_suffix(LABEL_FILE) for clip in clips}
+    taken = set(own_paths.values())
     for clip, own_path in own_paths.items():
         by_name = folder / f"{Path(clip).stem}{LABEL_FILE}"
         if own_path.is_file():
             found.setdefault(own_path, []).append(clip)
-        elif by_name.is_file() and by_name not in own_paths.values():
+        elif by_name not in taken and by_name.is_file():
             found.setdefault(by_name, []).append(clip)
     return found
 

@@ -225,11 +225,20 @@ class Rubric:
         """The fields of records without which the functions cannot be called."""
         return frozenset().union(*map(required_columns, self.functions)).difference(RESERVED)
 
-    def check_fields(self, fields: Collection[str]) -> str | None:
-        """The reason why the functions cannot score records that have these fields between them, or None: they can."""
-        columns = {"id", "solution", *RESERVED, *fields}
-        problems = (columns_problem(function, columns) for function in self.functions)
-        return next(filter(None, problems), None)
+    def check_records(self, records: Collection[Record]) -> str | None:
+        """The reason why a function cannot score any of the records that go to it, or None: all of them can.
+
+        It requires a field that no record has, or its first parameter is called like one.
+        """
+        columns = {"id", "solution", *RESERVED}
+        for record in records:
+            columns |= record.fields.keys()
+        for function in self.functions:
+            is_used = any(is_routed(record.fields.get("reward"), function.name) for record in records)
+            problem = columns_problem(function, columns) if is_used else None
+            if problem:
+                return problem
+        return None
 
     def check_record(self, record: Record) -> str | None:
         """``check_solution`` of a record and its fields."""

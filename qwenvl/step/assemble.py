@@ -43,8 +43,8 @@ class ChecksRecords(Protocol):
         """The reason why a record is of no use to the run. None: it is of use."""
         ...
 
-    def check_fields(self, fields: Collection[str]) -> str | None:
-        """The reason why records that have these fields between them are of no use to the run. None: they are."""
+    def check_records(self, records: Collection[Record]) -> str | None:
+        """The reason why records are of no use to the run together. None: they are of use."""
         ...
 
 
@@ -107,23 +107,23 @@ def build_dataset(
                 say(how_read(part.name, part.read_as))
             if part.first_number is not None:
                 say(how_counted(part.name, part.first_number))
-    problem = _fields_problem(getattr(dataset, "records", ()), checker)
-    if problem:
-        raise RecordError(f"{name}: {problem}")
+    _check_together(getattr(dataset, "records", ()), checker, name)
     if not training and any(part.weight is not None for part in getattr(dataset, "parts", ())):
         raise ValueError("--eval_dataset_use: weights have no effect: evaluation takes every record once")
     return dataset
 
 
-def _fields_problem(records: Sequence[Record], checker: ChecksRecords) -> str | None:
-    """Why records between them, or those of a large file that are looked at, lack what the run needs of them."""
+def _check_together(records: Sequence[Record], checker: ChecksRecords, name: str) -> None:
+    """Check what the run needs of some records. Of a large file a few are looked at.
+
+    Raises:
+        RecordError: none of them has it.
+    """
     read = list(all_or_spot_checked(records))
-    if not read:
-        return None
-    problem = checker.check_fields({name for record in read for name in record.fields})
-    if problem and len(read) < len(records):
-        problem += f" ({counted(len(read), 'record')} of {len(records):,} looked at)"
-    return problem
+    problem = checker.check_records(read)
+    if problem:
+        of_all = f" ({len(read):,} of {counted(len(records), 'record')} looked at)" if len(read) < len(records) else ""
+        raise RecordError(f"{name}: {problem}{of_all}")
 
 
 def _check_samples(dataset: Any, args: GRPOConfig, checker: ChecksRecords, name: str) -> None:

@@ -26,8 +26,8 @@ class Refill:
 
     It wraps the stages that sample and score. Where all rewards of a group are equal, another prompt is sampled in its
     place, in rounds that all processes make together. A process without groups to replace takes part with empty
-    batches. Micro-batches keep their sizes. A group that no round could replace stays: its
-    rewards give it no advantages, and a KL penalty that is part of the reward still may.
+    batches. Micro-batches keep their sizes. A group that no round could replace stays: its rewards give it no
+    advantages, and a KL penalty that is part of the reward still may.
 
     Attributes:
         groups: samples and scores prompts.

@@ -228,6 +228,9 @@ def test_a_field_that_a_step_lacks_is_none_and_one_that_all_records_lack_is_refu
         make_trainer(functions=[near])
     with pytest.raises(RecordError, match="eval_dataset: reward"):
         make_trainer(dataset_use=str(mixed), eval_dataset_use=str(sop_data), functions=[near])
+    elsewhere = sop_data.parent / "elsewhere.json"  # whose records go to the other function
+    elsewhere.write_text(json.dumps([{**row, "reward": "accuracy"} for row in json.loads(sop_data.read_text())]))
+    make_trainer(dataset_use=str(mixed), eval_dataset_use=str(elsewhere), functions=[near, "accuracy"]).evaluate()
 
 
 def test_parity_stops_a_trainer_that_sees_other_frames(make_trainer):

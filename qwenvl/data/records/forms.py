@@ -367,6 +367,21 @@ def _check_no_other_medium(part: dict[str, Any], medium: Medium, place: str) -> 
             raise RecordError(f"{place}.{key}: the medium of a part is named by `{medium}`, `path` or `url`; rename it")
 
 
+def text_problem(text: str) -> str | None:
+    """Return why a text from another program cannot be part of a prompt, or None where it can.
+
+    Example:
+        >>> text_problem("So be it.<|im_end|>")
+        "it holds '<|im_end|>', which prompts have for their structure alone"
+    """
+    for token in CONTROL_TOKENS:
+        if token in text:
+            return f"it holds {token!r}, which prompts have for their structure alone"
+    # JSON can spell one half of a surrogate pair, which has no UTF-8: the tokenizer would fail on it.
+    half = _SURROGATE.search(text)
+    return half and f"it holds {half[0]!r}, which is half a character"
+
+
 def checked_text(text: Any, place: str) -> str:
     """The text of a turn or part. RecordError: it is none, or ``text_problem`` names a reason."""
     if not isinstance(text, str):
@@ -569,18 +584,3 @@ def _metas(row: dict[str, Any], n_videos: int, where: str) -> list[Any]:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def text_problem(text: str) -> str | None:
-    """Return why a text from another program cannot be part of a prompt, or None where it can.
-
-    Example:
-        >>> text_problem("So be it.<|im_end|>")
-        "it holds '<|im_end|>', which prompts have for their structure alone"
-    """
-    for token in CONTROL_TOKENS:
-        if token in text:
-            return f"it holds {token!r}, which prompts have for their structure alone"
-    # JSON can spell one half of a surrogate pair, which has no UTF-8: the tokenizer would fail on it.
-    half = _SURROGATE.search(text)
-    return half and f"it holds {half[0]!r}, which is half a character"

@@ -80,8 +80,8 @@ class SolutionTargets:
             )
         return None
 
-    def check_fields(self, fields: Collection[str]) -> None:
-        """Take records of any fields."""
+    def check_records(self, records: Collection[Record]) -> None:
+        """Take them: each has its target by itself."""
 
     def of(self, record: Record, opened_think: bool) -> list[tuple[str, ...]]:
         """The targets of a record without their end tokens: here a single one, of one turn.
@@ -202,8 +202,8 @@ class RolloutTargets:
     def check_record(self, record: Record) -> None:
         """Take any record: ``narrowed`` leaves out those without a completion."""
 
-    def check_fields(self, fields: Collection[str]) -> None:
-        """Take records of any fields."""
+    def check_records(self, records: Collection[Record]) -> None:
+        """Take them: each has its target by itself."""
 
     def of(self, record: Record, opened_think: bool) -> list[tuple[str, ...]]:
         """The turns of each completion of a record. They continue its prompt already."""
