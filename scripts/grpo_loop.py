@@ -45,7 +45,7 @@ from qwenvl.rollout.local import SharedPrefixEngine
 from qwenvl.step.encode import Encode, EncodeLooks
 from qwenvl.step.meter import Meter
 from qwenvl.step.processes import Processes
-from qwenvl.step.sample import Sample
+from qwenvl.step.sample import SampleNow
 from qwenvl.step.score import Score
 from qwenvl.step.types import Scored, StepContext
 from qwenvl.types import PromptBatch
@@ -71,7 +71,7 @@ class Policy:
             encode_vision=encode_vision,
             autocast=self.autocast,
         )
-        self.sample = Sample(
+        self.sample = SampleNow(
             encode=encode,
             engine=SharedPrefixEngine(self.processor.tokenizer, self.model),
             group_size=group_size,

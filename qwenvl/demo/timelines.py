@@ -113,7 +113,7 @@ def spans_of(steps: Steps, edges: tuple[int, int]) -> list[TimedStep]:
     ]
 
 
-def answer_of(spans: list[TimedStep]) -> str:
+def written_answer(spans: list[TimedStep]) -> str:
     """The answer that has these spans, as records hold it."""
     return f"<answer>{written_timeline(spans)}</answer>"
 
@@ -128,7 +128,7 @@ def make_timeline_clips(
         # ``clip.draw`` itself: bound methods can be sent to the processes that encode.
         write_clips(unfinished, {clip.name: clip.draw for clip in [*train, *heldout]}, processes, RATE)
         for name, clips in (("train", train), ("heldout", heldout)):
-            records = [clip.record(clip.name, answer_of(clip.spans)) for clip in clips]
+            records = [clip.record(clip.name, written_answer(clip.spans)) for clip in clips]
             (unfinished / f"{name}.json").write_text(json.dumps(records, indent=1) + "\n")
         with open(unfinished / "warmup.jsonl", "w") as file:
             file.writelines(json.dumps(record) + "\n" for record in _warmup_records(train, settings))
@@ -161,14 +161,14 @@ def _warmup_records(clips: list[TimedClip], settings: TimelineSettings) -> Itera
         if rng.random() < settings.dropped:
             del spans[rng.integers(len(spans))]
         thinking = "" if rng.random() < settings.unthinking else THINKING + " "
-        yield clip.record(f"warmup-{i:04d}", thinking + answer_of(spans))
+        yield clip.record(f"warmup-{i:04d}", thinking + written_answer(spans))
 
 
 def timeline_texts() -> list[str]:
     """Texts that show a tokenizer all it will meet in these records."""
     # The processor writes the time of each pair of frames, in tenths.
     times = [f"<{tenths / 10:.1f} seconds>" for tenths in range(10 * (SECONDS + 1))]
-    answers = [f"{THINKING} {answer_of(spans_of(steps, EDGES[i % len(EDGES)]))}" for i, steps in enumerate(ORDERS)]
+    answers = [f"{THINKING} {written_answer(spans_of(steps, EDGES[i % len(EDGES)]))}" for i, steps in enumerate(ORDERS)]
     return ["user\n", QUESTION, "assistant\n", *times, *answers]
 
 

@@ -32,7 +32,7 @@ from qwenvl.step.assemble import loaded_model
 from qwenvl.step.kernels import build_kernels
 from qwenvl.step.meter import Meter
 from qwenvl.step.pipeline import build_sample, with_contrast
-from qwenvl.step.sample import Sample
+from qwenvl.step.sample import SampleNow
 from qwenvl.step.score import Score, ScoredGroups
 from qwenvl.step.types import Sampled, Scored, Stage, StepContext
 from qwenvl.tools.functions import schemas_of
@@ -60,7 +60,7 @@ class Respondent:
     step: StepContext
 
     @property
-    def sample(self) -> Sample:
+    def sample(self) -> SampleNow:
         """The stage *sample*."""
         return self.answer.sample
 

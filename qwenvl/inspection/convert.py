@@ -26,7 +26,7 @@ from qwenvl.inspection.flags import add_dataset_flags, record_files
 from qwenvl.inspection.written_settings import written_settings
 from qwenvl.types import Record
 
-# Keys that ``row_of`` writes anew.
+# Keys that ``written_row`` writes anew.
 _WRITTEN_ANEW = frozenset(("id", "solution", "video", "videos", "image", "images"))
 OWN_KEYS = frozenset(
     (
@@ -157,7 +157,7 @@ def _clip_path(media: Callable[[str], Any], path: str) -> Any:
     return f"{written}/" if is_beside_a_clip else written
 
 
-def row_of(record: Record, media: Callable[[str], Any]) -> _Row:
+def written_row(record: Record, media: Callable[[str], Any]) -> _Row:
     """A record in the conversations form, with the paths that ``media`` gives. An id that is a number stays one.
 
     Other fields are as they were, for the rewards. The completion of a row is not among them: here it would be one more
@@ -195,11 +195,11 @@ def _other_system_turns(record: Record) -> list[str]:
 
 
 def _row_with_completion(record: Record, media: Callable[[str], Any]) -> _Row:
-    """A record as ``row_of`` writes it. With a completion: turns, completion and solution under keys of their own.
+    """A record as ``written_row`` writes it. With a completion: turns, completion and solution under keys of their own.
 
     A completion of several turns is written as turns alone.
     """
-    row = row_of(record, media)
+    row = written_row(record, media)
     completion = record.fields.get("completion")
     is_one_turn = isinstance(completion, str) or (isinstance(completion, list) and len(completion) == 1)
     if not completion or not is_one_turn:

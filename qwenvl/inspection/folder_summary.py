@@ -19,7 +19,7 @@ Label = tuple[str, dict[str, Any]]
 
 
 @dataclass(frozen=True)
-class Labels:
+class FoundLabels:
     """The labels of a folder of clips.
 
     Attributes:
@@ -55,7 +55,7 @@ class Labels:
     other_kinds: Mapping[str, int] = field(default_factory=dict)
 
 
-def summary(root: Path, clips: Sequence[str], found: Labels) -> str:
+def summary(root: Path, clips: Sequence[str], found: FoundLabels) -> str:
     """The clips and answers that were found."""
     lines = [f"{root}: {counted(len(clips), 'clip')}"]
     missing = [clip for clip in clips if clip not in found.by_clip]

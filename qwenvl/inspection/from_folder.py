@@ -39,12 +39,12 @@ from qwenvl.inspection.clips import (
     is_read_again,
 )
 from qwenvl.inspection.convert import OWN_KEYS, write_records
-from qwenvl.inspection.folder_summary import Label, Labels, first_lines, not_taken, summary
+from qwenvl.inspection.folder_summary import FoundLabels, Label, first_lines, not_taken, summary
 from qwenvl.inspection.label_columns import column_names, named_cells
 from qwenvl.inspection.steps import (
     Steps,
     answer_in,
-    check_names,
+    check_step_names,
     number_of,
     numbered,
     read_steps,
@@ -264,7 +264,7 @@ class _OneFolder:
         return "" if is_own else self.folder
 
 
-def _labels(args: argparse.Namespace, root: Path, clips: Sequence[str], steps: Steps | None) -> Labels:
+def _labels(args: argparse.Namespace, root: Path, clips: Sequence[str], steps: Steps | None) -> FoundLabels:
     """The labels of the table or folder that ``--answers`` names."""
     path = Path(args.answers)
     columns = parse_columns(args.columns or "")
@@ -276,7 +276,7 @@ def _labels(args: argparse.Namespace, root: Path, clips: Sequence[str], steps: S
                 raise ValueError(f"--{name} has no effect: {path} has answers and no spans; leave it out")
         by_clip = _from_table(path, clips, steps, columns)
         answers = Counter(answer for answer, _ in by_clip.values())
-        return Labels(by_clip=by_clip, steps=steps, timelines=False, counted=answers, left_out={})
+        return FoundLabels(by_clip=by_clip, steps=steps, timelines=False, counted=answers, left_out={})
     if args.label_fps is not None and not 0 < args.label_fps < 10_000:
         raise ValueError(f"--label_fps must be above 0, got {args.label_fps:g}")
     background = spans.BACKGROUND if args.background is None else args.background.split(",")
@@ -295,7 +295,7 @@ def _labels(args: argparse.Namespace, root: Path, clips: Sequence[str], steps: S
     listed = steps_of_labels(rows, background) if steps is None else steps
     no_steps = frozenset(label.strip().casefold() for label in background)
     _check_no_background(listed, no_steps, str(args.steps))
-    check_names(listed, str(path) if steps is None else str(args.steps))
+    check_step_names(listed, str(path) if steps is None else str(args.steps))
     reader = spans.SpanReader(
         root=root,
         number_of=lambda label: number_of(listed, label),
@@ -314,7 +314,7 @@ def _labels(args: argparse.Namespace, root: Path, clips: Sequence[str], steps: S
     # In the order of the folder, whatever that of the labels is.
     by_clip = {clip: (timelines[clip].answer, timelines[clip].fields()) for clip in clips if clip in timelines}
     counts_frames = args.label_fps is None and any(each.in_frames for each in rows)
-    return Labels(
+    return FoundLabels(
         by_clip=by_clip,
         steps=listed,
         timelines=True,

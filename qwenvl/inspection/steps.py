@@ -244,7 +244,7 @@ def _with_signs(name: str) -> str:
     return re.sub(r"(?<=\w)-(?=\w)", " ", name.casefold())
 
 
-def check_names(names: Sequence[str], where: str) -> None:
+def check_step_names(names: Sequence[str], where: str) -> None:
     """Check that an answer with the name of a step can be read again.
 
     Raises:

@@ -287,11 +287,11 @@ def prompts_for_server(model: nn.Module, inputs: PromptInputs, seed: int) -> lis
             *_placed("video", ids == config.video_token_id, own_videos, framed=framed),
         ]
         media.sort(key=lambda medium: medium.offset)
-        prompts.append(Prompt(ids, positions, seed_of(seed, p), media))
+        prompts.append(Prompt(ids, positions, seed_of_prompt(seed, p), media))
     return prompts
 
 
-def seed_of(seed: int, prompt: int) -> int:
+def seed_of_prompt(seed: int, prompt: int) -> int:
     """The seed of a prompt's first completion. Those of its other completions, and of other prompts, are others."""
     return stable_random(seed, prompt).getrandbits(SEED_BITS) << CHILD_BITS
 

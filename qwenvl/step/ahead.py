@@ -21,7 +21,7 @@ from transformers import TrainerState
 from qwenvl.model.sharding import whole_weights
 from qwenvl.rollout.background import BackgroundEngine
 from qwenvl.rollout.engine import SamplingRequest, WeightsLostError, lost_together
-from qwenvl.step.sample import Sample, seed_of
+from qwenvl.step.sample import SampleNow, seed_of
 from qwenvl.step.types import EncodedPrompts, Sampled, StepContext
 from qwenvl.types import PromptBatch
 
@@ -42,7 +42,7 @@ class SampleAhead:
 
     def __init__(
         self,
-        now: Sample,
+        now: SampleNow,
         engine: BackgroundEngine,
         *,
         depth: int,

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from qwenvl.rollout.engine import SamplingParams, within_budget
-from qwenvl.step.sample import Sample
+from qwenvl.step.sample import SampleNow
 from qwenvl.step.score import Score
 from qwenvl.step.types import EncodedPrompts, StepContext
 from qwenvl.types import PromptBatch, RewardBatch, RolloutBatch
@@ -16,10 +16,10 @@ from qwenvl.types import PromptBatch, RewardBatch, RolloutBatch
 class Answer:
     """Samples completions for an evaluation, and scores them, by the stages of training.
 
-    Processes may have different numbers of batches: none of its calls is collective. Enter ``Sample.ready`` before.
+    Processes may have different numbers of batches: none of its calls is collective. Enter ``Sampler.ready`` before.
     """
 
-    sample: Sample
+    sample: SampleNow
     score: Score
 
     def complete(

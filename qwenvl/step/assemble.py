@@ -22,7 +22,7 @@ from qwenvl.data.order import EpochSampler, Grouping, Part, RepeatedSteps
 from qwenvl.data.prompt_length import LengthEstimate
 from qwenvl.data.records.parse import ReadOptions
 from qwenvl.data.records.presets import how_counted, how_read
-from qwenvl.data.records.record_file import all_or_spot_checked, readable
+from qwenvl.data.records.record_file import all_or_spot_checked, without_bad_rows
 from qwenvl.data.records.sources import EXPECTED, given_rows
 from qwenvl.data.views import SHOWN, View, changed_by, reads_completions, unchanged, view_named
 from qwenvl.failure import counted
@@ -135,7 +135,7 @@ def _check_samples(dataset: Any, args: GRPOConfig, checker: ChecksRecords, name:
             "--fit_frames has no effect on a data set made without it: give load_dataset its arguments ruler and "
             "fit_to, or leave the flag out"
         )
-    for record in readable(getattr(dataset, "records", ())):
+    for record in without_bad_rows(getattr(dataset, "records", ())):
         problem = checker.check_record(record)
         if problem:
             raise RecordError(f"{record.where}: {problem}")

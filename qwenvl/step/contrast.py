@@ -19,7 +19,7 @@ from qwenvl.rewards import Rubric
 from qwenvl.rewards.functions.grounding import temporal_contrast
 from qwenvl.rewards.options import ContrastArguments
 from qwenvl.rollout.engine import lost_together
-from qwenvl.step.sample import Sample
+from qwenvl.step.sample import SampleNow
 from qwenvl.step.score import texts_and_columns
 from qwenvl.step.types import Sampled, Scored, Stage, StepContext
 from qwenvl.types import PromptBatch, RewardBatch
@@ -40,7 +40,7 @@ class TemporalContrast:
     """
 
     score: Stage[Sampled, Scored]
-    sample: Sample
+    sample: SampleNow
     flags: ContrastArguments
     correctness: Rubric
     temporal_patch_size: int

@@ -13,7 +13,7 @@ from qwenvl.model.reference import Reference
 from qwenvl.step.likelihood import CompletionLikelihood
 from qwenvl.step.parity import ParityCheck
 from qwenvl.step.probe import Probe
-from qwenvl.step.sample import Sample
+from qwenvl.step.sample import SampleNow
 from qwenvl.step.teacher import Teacher
 from qwenvl.step.types import Experience, FixedLogprobs, StepContext, TeacherScores
 
@@ -36,7 +36,7 @@ class Logprobs:
     reference: Reference | None
     teacher: Teacher | None
     parity: ParityCheck
-    sample: Sample
+    sample: SampleNow
     ratio_from_sampler: bool
 
     def __call__(

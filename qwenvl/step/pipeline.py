@@ -39,7 +39,7 @@ from qwenvl.step.likelihood import CompletionLikelihood
 from qwenvl.step.penalty import KLInReward
 from qwenvl.step.processes import Processes
 from qwenvl.step.refill import Refill
-from qwenvl.step.sample import Sample, Sampler
+from qwenvl.step.sample import SampleNow, Sampler
 from qwenvl.step.score import Score, ScoredGroups
 from qwenvl.step.types import Experience, Sampled, Scored, Stage, StepContext, TrainStep
 from qwenvl.tools.toolbox import Toolbox
@@ -82,7 +82,7 @@ class Pipeline:
 def build_pipeline(
     args: GRPOConfig,
     policy: nn.Module,
-    sample: Sample,
+    sample: SampleNow,
     score: Score,
     *,
     likelihood: CompletionLikelihood,
@@ -144,7 +144,7 @@ def build_sample(
     *,
     group_size: int | None = None,
     on_answer: Callable[[], None] | None = None,
-) -> Sample:
+) -> SampleNow:
     """The stages encode and sample, for training and for evaluation.
 
     Args:
@@ -158,7 +158,7 @@ def build_sample(
         encode_vision=kernels.encode_vision,
         autocast=accelerator.autocast,
     )
-    return Sample(
+    return SampleNow(
         encode=encode,
         engine=background_engine(args, kernels.engine) if args.async_rollouts else kernels.engine,
         group_size=args.grpo_sample_size if group_size is None else group_size,
@@ -185,7 +185,7 @@ def background_engine(args: SamplingOptions, engine: RolloutEngine) -> Backgroun
     return BackgroundEngine(engine)
 
 
-def sampled_ahead(args: GRPOConfig, sample: Sample) -> SampleAhead:
+def sampled_ahead(args: GRPOConfig, sample: SampleNow) -> SampleAhead:
     """The stage *sample* of ``--async_rollouts``."""
     assert isinstance(sample.engine, BackgroundEngine)
     return SampleAhead(
@@ -199,7 +199,7 @@ def sampled_ahead(args: GRPOConfig, sample: Sample) -> SampleAhead:
     )
 
 
-def with_contrast(args: GRPOConfig, policy: nn.Module, sample: Sample, score: Score) -> Stage[Sampled, Scored]:
+def with_contrast(args: GRPOConfig, policy: nn.Module, sample: SampleNow, score: Score) -> Stage[Sampled, Scored]:
     """The stage *score*, with the bonus for answers that need the order of the frames where the flags ask for it."""
     contrast = row_of(args, "temporal_contrast")
     correctness = correctness_of(args)

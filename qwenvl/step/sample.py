@@ -26,7 +26,7 @@ from qwenvl.types import PromptBatch, RolloutBatch
 
 
 class Sampler(Protocol):
-    """The stage that turns prompts into completions: ``Sample``, or ``SampleAhead`` around it."""
+    """The stage that turns prompts into completions: ``SampleNow``, or ``SampleAhead`` around it."""
 
     def ready(self, step: StepContext) -> AbstractContextManager[None]:
         """Context in which the policy can run, and the engine has its weights. All processes enter it together."""
@@ -62,7 +62,7 @@ class Sampler(Protocol):
 
 
 @dataclass(frozen=True)
-class Sample:
+class SampleNow:
     """Samples the completions of a step when it is its turn.
 
     Attributes:

@@ -48,7 +48,7 @@ DEEPEST_LIST = 8  # lists within lists that a tool may return; one that holds it
 
 
 @dataclass(frozen=True)
-class Answer:
+class ToolAnswer:
     """The answer to a call, and the note of the call for the log."""
 
     parts: list[Part]
@@ -417,12 +417,14 @@ class Conversations:
         """Tokens that answers to the newest turn would append."""
         return self.toolbox.tokens(conversation.record, answers)
 
-    def _executed(self, conversation: Conversation, calls: Sequence[Call]) -> tuple[list[Answer], Sequence[Call], str]:
+    def _executed(
+        self, conversation: Conversation, calls: Sequence[Call]
+    ) -> tuple[list[ToolAnswer], Sequence[Call], str]:
         """The answers that fit, the calls that are refused because they do not, and the reason.
 
         It stops early where nobody waits for the completion any more.
         """
-        made: list[Answer] = []
+        made: list[ToolAnswer] = []
         left = self._left(conversation)
         tokens_before = 0
         for place, (name, arguments) in enumerate(calls):
@@ -445,7 +447,7 @@ class Conversations:
         return made, [], ""
 
     def _answered(
-        self, conversation: Conversation, made: Sequence[Answer], refused: Sequence[Call], error: str
+        self, conversation: Conversation, made: Sequence[ToolAnswer], refused: Sequence[Call], error: str
     ) -> ProcessedSample | None:
         """The tokens and patches to append for the calls of a turn. None: they do not fit, so the completion has ended.
 
@@ -482,7 +484,7 @@ class Conversations:
         """Notes the calls of a turn that nothing is appended to."""
         conversation.calls.append(tuple(_refused_notes(calls, error)))
 
-    def _execute(self, name: str, arguments: dict[str, Any], conversation: Conversation) -> Answer:
+    def _execute(self, name: str, arguments: dict[str, Any], conversation: Conversation) -> ToolAnswer:
         """The answer to a call, and its note. An error becomes a sentence for the model."""
         started = time.perf_counter()
         tools = self.toolbox.tools
@@ -499,7 +501,7 @@ class Conversations:
             parts = self._parts(tools[name], note.arguments, conversation)
         except ToolError as problem:
             note = replace(note, error=str(problem), seconds=time.perf_counter() - started)
-            return Answer([refusal(str(problem), self.toolbox.added_tokens)], note)
+            return ToolAnswer([refusal(str(problem), self.toolbox.added_tokens)], note)
         clips = tuple(part.info for part in parts if isinstance(part, VideoClip))
         texts = [part for part in parts if isinstance(part, str)]
         note = replace(
@@ -509,7 +511,7 @@ class Conversations:
             text=" ".join(texts),
             seconds=time.perf_counter() - started,
         )
-        return Answer(parts, note)
+        return ToolAnswer(parts, note)
 
     def _parts(self, tool: Tool, arguments: Mapping[str, Any], conversation: Conversation) -> list[Part]:
         """The parts that a tool gives. Equal calls are executed once, unless the tool is a method of an object.

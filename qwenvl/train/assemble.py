@@ -39,7 +39,7 @@ from qwenvl.model.vision_tower import accept_features, supports_encode_once
 from qwenvl.option import row_of, was_set
 from qwenvl.step.assemble import loaded_model, weight_dtype
 from qwenvl.step.kernels import Kernels, build_likelihood
-from qwenvl.step.sample import Sample
+from qwenvl.step.sample import SampleNow
 from qwenvl.step.teacher import Teacher
 
 logger = logging.getLogger(__name__)
@@ -125,7 +125,7 @@ def build_teacher(
     policy: nn.Module,
     *,
     kernels: Kernels,
-    sample: Sample,
+    sample: SampleNow,
     reference: Reference | None,
     collator: GRPOCollator,
     accelerator: Accelerator,

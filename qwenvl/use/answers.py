@@ -56,7 +56,7 @@ class StopWatch:
 
 
 @dataclass(frozen=True)
-class Answer:
+class ServedAnswer:
     """One of the answers to a request, up to its own stop strings.
 
     Attributes:
@@ -70,7 +70,7 @@ class Answer:
     logprobs: list[float] | None
 
 
-def answers_of(pending: Pending, rollout: RolloutBatch, decode: Callable[[list[int]], str]) -> list[Answer]:
+def answers_of(pending: Pending, rollout: RolloutBatch, decode: Callable[[list[int]], str]) -> list[ServedAnswer]:
     """The answers to a request."""
     found = []
     for row, (text, reason) in enumerate(zip(rollout.texts, rollout.finish_reasons, strict=True)):
@@ -85,7 +85,7 @@ def answers_of(pending: Pending, rollout: RolloutBatch, decode: Callable[[list[i
             ids = ids[:count]
             if logprobs is not None:
                 logprobs = logprobs[:count]
-        found.append(Answer(text=text, finish_reason=reason, ids=ids, logprobs=logprobs))
+        found.append(ServedAnswer(text=text, finish_reason=reason, ids=ids, logprobs=logprobs))
     return found
 
 
@@ -104,14 +104,14 @@ def _tokens_to_stop(ids: list[int], stops: Sequence[str], decode: Callable[[list
     return low
 
 
-def usage_of(pending: Pending, answers: Iterable[Answer]) -> dict[str, int]:
+def usage_of(pending: Pending, answers: Iterable[ServedAnswer]) -> dict[str, int]:
     """The tokens of a request and of its answers."""
     prompt = pending.batch.input_ids.shape[1]
     completion = sum(len(answer.ids) for answer in answers)
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 
-def logprobs_of(answer: Answer, decode: Callable[[list[int]], str]) -> dict[str, Any]:
+def logprobs_of(answer: ServedAnswer, decode: Callable[[list[int]], str]) -> dict[str, Any]:
     """The log-probs of an answer in OpenAI's form, and ``token_ids`` as vLLM has them."""
     assert answer.logprobs is not None  # every engine gives them
     content: list[dict[str, Any]] = [

@@ -19,7 +19,7 @@ from urllib.parse import unquote
 from qwenvl.data.errors import BadMediaError, RecordError
 from qwenvl.data.media.source import outside_of
 from qwenvl.data.records.framing import request_behind
-from qwenvl.data.records.parse import Row, parse_row
+from qwenvl.data.records.parse import Row, read_row
 from qwenvl.data.records.presets import OURS
 from qwenvl.evaluate.settings import Asking
 from qwenvl.failure import beginning, printable
@@ -337,7 +337,7 @@ class RequestReader:
         seed = parsed.options.seed
         drawn_by = uuid.uuid4().hex if seed is None else f"seed {seed}"
         try:
-            record = parse_row(Row("request", drawn_by, row), Path("/"), reading)
+            record = read_row(Row("request", drawn_by, row), Path("/"), reading)
         except RecordError as error:
             raise self.refusal(error, folder) from None
         except (TypeError, ValueError, RecursionError, KeyError, AttributeError):

@@ -29,7 +29,7 @@ from qwenvl.evaluate.questions import BLOCK
 from qwenvl.evaluate.respondent import build_respondent, collator_of, dataset_of, in_blocks
 from qwenvl.evaluate.settings import OF_A_RUN
 from qwenvl.failure import counted
-from qwenvl.inspection.convert import row_of
+from qwenvl.inspection.convert import written_row
 from qwenvl.inspection.playable import FOLDER, make_playable
 from qwenvl.inspection.run_report import add_pictures
 from qwenvl.model.weight_files import base_of_adapter
@@ -215,7 +215,7 @@ class Labels:
             # The reason begins with the file and the place of the row.
             where = str(question).partition(": ")[0]
             return {**row, "id": where, "prompt": [], "record": None}
-        record = row_of(unframed(question, self.request.asking.reading), lambda path: frame_list(path) or path)
+        record = written_row(unframed(question, self.request.asking.reading), lambda path: frame_list(path) or path)
         # The page saves a solution of its own, and the thoughts led to the old one.
         for name in (*SOLUTION_KEYS, "thinking"):
             record.pop(name, None)
@@ -412,7 +412,7 @@ def label_of(batch: PromptBatch, rollout: RolloutBatch, reward: str | None) -> d
     if rollout.logprobs is not None:
         mask = rollout.completion_mask
         means = ((rollout.logprobs * mask).sum(1) / mask.sum(1)).tolist()
-    ranks = ranks_of(readings, [in_order(answer or "") for answer in answers], means)
+    ranks = ranks_of(readings, [in_written_order(answer or "") for answer in answers], means)
     best, share = elected(readings, ranks)
     votes: list[list[Any]] = []  # an answer and how many gave it
     for first in dict.fromkeys(map(readings.index, readings)):  # of each reading
@@ -460,7 +460,7 @@ def asks_for_timeline(record: Record) -> bool:
     return record.fields.get("timeline") is not None
 
 
-def in_order(answer: str) -> Any:
+def in_written_order(answer: str) -> Any:
     """The ``(k)`` numbers of an answer in their order, which some rewards do not read, or else its text."""
     return action_numbers(answer) or normalized(answer)
 

@@ -208,7 +208,9 @@ class ChatServer:
                 found = [ApiError(400 if refused else 500, f"the sampling server refuses: {refused or 'see the log'}")]
             except Exception as error:
                 traceback.print_exc()
-                found = [ApiError(500, f"sampling failed: {type(error).__name__}: {error}")] * len(together)
+                # Not its text, which may be about the clip of another client.
+                failed = ApiError(500, f"sampling failed: {type(error).__name__}; the server's log says how")
+                found = [failed] * len(together)
             for each, event in zip(together, found, strict=True):
                 each.events.put_nowait(event)
 

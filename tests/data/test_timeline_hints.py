@@ -1,6 +1,6 @@
 """The fineness that the times of a timeline can have with the frames that are shown."""
 
-from qwenvl.data.records.parse import Row, parse_row
+from qwenvl.data.records.parse import Row, read_row
 from qwenvl.data.timeline_hints import TimelineTimes, fineness, short_spans, span_problems, timeline_times
 from qwenvl.types import FrameInfo
 
@@ -8,7 +8,7 @@ CLIP = FrameInfo("a.mp4", (0, 10, 20, 30), (0.0, 1.0, 2.0, 3.0), seconds_per_fra
 
 
 def record(**row):
-    return parse_row(Row("d[0]", "d-0", {"prompt": "Which, when?", "video": "a.mp4"} | row), "/media")
+    return read_row(Row("d[0]", "d-0", {"prompt": "Which, when?", "video": "a.mp4"} | row), "/media")
 
 
 def test_a_timeline_gives_its_shortest_span_and_the_distance_of_frames():

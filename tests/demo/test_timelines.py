@@ -16,10 +16,10 @@ from qwenvl.demo.timelines import (
     SECONDS,
     TimedClip,
     TimelineSettings,
-    answer_of,
     best_fixed_timeline,
     make_timeline_clips,
     spans_of,
+    written_answer,
 )
 from qwenvl.rewards.functions.timelines import best_iou
 from qwenvl.timeline import timeline_in
@@ -101,4 +101,4 @@ def test_the_work_of_a_step_stays_visible_until_the_end():
     other = TimedClip("two", (1, 2, 6), (4, 8), (0, 1, 2))
     last, others_last = list(clip.draw())[-1], list(other.draw())[-1]
     assert (last == others_last).all()
-    assert answer_of(clip.spans).startswith("<answer>0.0-4.0 (2) insert the fan\n4.0-8.0 (1) pick the screw\n")
+    assert written_answer(clip.spans).startswith("<answer>0.0-4.0 (2) insert the fan\n4.0-8.0 (1) pick the screw\n")

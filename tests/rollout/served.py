@@ -10,7 +10,7 @@ from qwenvl.model.inputs import PromptInputs
 from qwenvl.rollout.engine import SamplingParams
 from qwenvl.rollout.local import LocalEngine
 from qwenvl.rollout.servers import Server, Servers
-from qwenvl.rollout.vllm import VllmEngine, seed_of
+from qwenvl.rollout.vllm import VllmEngine, seed_of_prompt
 
 WORDS = ["tvt", "t", "tivv", "tiit"]
 WAYS = {
@@ -44,7 +44,7 @@ def engine_of(model, processor, fakes, *, patience: float = 0.3) -> VllmEngine:
 
 def local_completions(model, processor, inputs, size, params, seed):
     engine = LocalEngine(processor.tokenizer, model)
-    return [engine.draw(model, inputs.select([p]), size, params, seed_of(seed, p)) for p in range(len(inputs))]
+    return [engine.draw(model, inputs.select([p]), size, params, seed_of_prompt(seed, p)) for p in range(len(inputs))]
 
 
 def assert_same(rollout, expected, size):

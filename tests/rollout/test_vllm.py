@@ -13,7 +13,7 @@ import torch
 from qwenvl.rollout import vllm
 from qwenvl.rollout.engine import EngineWithWeights, SamplingParams, SamplingRequest
 from qwenvl.rollout.servers import Server
-from qwenvl.rollout.vllm import give_weights, in_parts, policy_weights, seed_of
+from qwenvl.rollout.vllm import give_weights, in_parts, policy_weights, seed_of_prompt
 from tests.rollout.served import WAYS, WORDS, assert_same, engine_of, local_completions
 
 
@@ -46,7 +46,7 @@ def test_completions_do_not_depend_on_the_number_of_servers(tiny_pair, fake, ran
         texts.append(rollout.texts)
         assert [sum(len(asked.prompts) for asked in each.asked) for each in servers] == [4 // number] * number
     assert texts[0] == texts[1]
-    seeds = sorted(seed_of(seed, p) for seed in range(20) for p in range(50))
+    seeds = sorted(seed_of_prompt(seed, p) for seed in range(20) for p in range(50))
     assert all(after - before >= 2**16 for before, after in pairwise(seeds)) and seeds[-1] < 2**62
 
 

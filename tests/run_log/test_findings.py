@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from qwenvl.run_log.health import findings, history_of
-from qwenvl.run_log.report.pages import grouped, row_of
+from qwenvl.run_log.report.pages import group_row, grouped
 from qwenvl.run_log.report.write import warnings
 from qwenvl.run_log.run import Run
 from tests.run_log.runs import group
@@ -86,7 +86,7 @@ def test_a_reward_that_falls_is_not_called_flat_as_well():
 def test_suspected_groups_in_the_last_fifth_give_a_warning():
     good, hollow = [1.0, 0.5, 1.0], [0.0, 0.0, 0.5]
     rows = lambda last: [
-        row_of(each)
+        group_row(each)
         for step in STEPS
         for each in grouped(group(last if step > 48 else good, step=step, record_id=str(step)))
     ]

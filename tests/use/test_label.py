@@ -26,7 +26,7 @@ from qwenvl.use.label import (
     deciding_reward,
     editor_length,
     elected,
-    in_order,
+    in_written_order,
     is_timeline,
     key_of,
     ranks_of,
@@ -482,7 +482,7 @@ def test_the_most_frequent_answer_stands_for_all(readings, means, expected):
 def test_the_order_of_most_stands_for_answers_that_rewards_do_not_tell_apart():
     answers = ["(2) fan (1) lid", "(1) lid (2) fan", "(1) (2)", "(3)"]
     readings = [reading("accuracy", answer) for answer in answers]
-    ranks = ranks_of(readings, list(map(in_order, answers)), [-0.1, -0.4, -0.3, -0.1])
+    ranks = ranks_of(readings, list(map(in_written_order, answers)), [-0.1, -0.4, -0.3, -0.1])
     assert elected(readings, ranks) == (2, 0.75)
 
 

@@ -16,7 +16,7 @@ import pytest
 from qwenvl.commands.serve import _run
 from qwenvl.types import RolloutBatch
 from qwenvl.use import web
-from qwenvl.use.answers import Answer, Pending, streamed
+from qwenvl.use.answers import Pending, ServedAnswer, streamed
 from qwenvl.use.chat_request import Patience
 from qwenvl.use.options import ChatOptions
 from tests.use.running import (
@@ -369,7 +369,7 @@ def test_a_client_that_reads_a_little_now_and_then_is_disconnected(locked, monke
 
 
 def test_a_stream_that_is_read_slowly_ends_with_the_time_of_its_request(monkeypatch):
-    pieces = [Answer(text, "stop", [1], None) for text in ("left", "right")]
+    pieces = [ServedAnswer(text, "stop", [1], None) for text in ("left", "right")]
     monkeypatch.setattr("qwenvl.use.answers.answers_of", lambda *_: pieces)
     monkeypatch.setattr("qwenvl.use.answers.usage_of", lambda *_: {})
     pending = Pending(None, ChatOptions(n=2, stream=True), None, Patience(60))

@@ -37,7 +37,7 @@ _OPTION_NAME = re.compile(r"\s*[(\[]?([A-Za-z]|\d{1,2})[)\].:]?\s*")
 
 
 @dataclass(frozen=True)
-class Options:
+class Choices:
     """The options of a question.
 
     Attributes:
@@ -50,7 +50,7 @@ class Options:
     numbers: tuple[int, ...] = ()
 
 
-def options_of(given: Any, key: str = "options") -> Options:
+def options_of(given: Any, key: str = "options") -> Choices:
     """The options of a list of texts, with or without letters in front, of texts by letter or number, or of objects.
 
     Raises:
@@ -113,7 +113,7 @@ def _name_of(option: Any) -> tuple[str, str]:
     return "", ""
 
 
-def _named_options(given: Mapping[Any, Any], key: str) -> Options:
+def _named_options(given: Mapping[Any, Any], key: str) -> Choices:
     """Options by letter, by number, or by names that end so, such as option_a. Empty ones at the end are left out."""
     by_end: dict[str, str | None] = {}  # the letter or number at the end of each name
     for name, value in given.items():
@@ -150,19 +150,19 @@ def _named_options(given: Mapping[Any, Any], key: str) -> Options:
     if not by_number and own != ends and sorted(own) == ends:
         raise ValueError(f"{key}: have the letters {', '.join(own)} in front of their texts, and are {', '.join(ends)}")
     if not by_number:
-        return Options(_without_own_letters(texts) or texts)
+        return Choices(_without_own_letters(texts) or texts)
     numbers = tuple(map(int, ends))
     if numbers[0] > 1 or numbers != tuple(range(numbers[0], numbers[0] + len(numbers))):
         raise ValueError(f"{key}: expected options by every number from 0 or 1 on, got {', '.join(ends)}")
-    return Options(dict(zip(LETTERS, texts.values(), strict=False)), numbers)
+    return Choices(dict(zip(LETTERS, texts.values(), strict=False)), numbers)
 
 
-def _without_names(texts: list[str], key: str) -> Options:
+def _without_names(texts: list[str], key: str) -> Choices:
     """Options by letter. Letters or numbers in front of all texts, in order, are taken off."""
     by_place = dict(zip(LETTERS, texts, strict=False))
     without_letters = _without_own_letters(by_place)
     if without_letters:
-        return Options(without_letters)
+        return Choices(without_letters)
     letters = [found[1].upper() for found in map(LETTERED.match, texts) if found]
     # Answers may mean the letters or the places, where options were shuffled or one was taken out. Initials of names
     # look the same, but few lists have only such that are near to A.
@@ -182,12 +182,12 @@ def _without_names(texts: list[str], key: str) -> Options:
     numbers = [int(found[1]) for found in numbered if found]
     behind = _behind(texts, numbered)
     if numbers in (list(range(len(texts))), list(range(1, len(texts) + 1))) and _differ(behind):
-        return Options(dict(zip(LETTERS, behind, strict=False)), tuple(numbers))
+        return Choices(dict(zip(LETTERS, behind, strict=False)), tuple(numbers))
     if len(numbers) == len(texts) and len(set(numbers)) > 1 and max(numbers) <= len(texts) + TAKEN_OUT:
         raise ValueError(
             f"{key}: have the numbers {', '.join(map(str, numbers))} in this order; number all of them from 0 or 1 on"
         )
-    return Options(by_place)
+    return Choices(by_place)
 
 
 def _are_names(in_front: Sequence[str]) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from qwenvl.data.errors import kind_of
-from qwenvl.data.records.choices import LETTERED, LETTERS, Options, plain_option, whole_number
+from qwenvl.data.records.choices import LETTERED, LETTERS, Choices, plain_option, whole_number
 from qwenvl.failure import counted
 
 _LETTER_ALONE = re.compile(r"(?:(?:option|choice|answer)[\s:]*)?[(\[]?([A-Za-z])[)\].:]*", re.IGNORECASE)
@@ -20,7 +20,7 @@ def is_letter(answer: Any) -> bool:
     return isinstance(answer, str) and bool(_LETTER_ALONE.fullmatch(bare(answer, "answer") if answer.strip() else ""))
 
 
-def chosen(answer: Any, options: Options, key: str = "answer", first_number: int | None = None) -> str:
+def chosen(answer: Any, options: Choices, key: str = "answer", first_number: int | None = None) -> str:
     """The letter of an answer: given as letters, as the text of an option, or as its number.
 
     Args:
@@ -88,7 +88,7 @@ def letters_in(text: str) -> list[str]:
     return [piece.upper() if len(piece) == 1 else piece for piece in pieces]
 
 
-def _numbered(number: int, options: Options, key: str, first_number: int | None) -> str:
+def _numbered(number: int, options: Choices, key: str, first_number: int | None) -> str:
     """The letter of an answer that is a whole number: the text of an option, or the place of an option."""
     letters = list(options.texts)
     if letters != list(LETTERS[: len(letters)]):
@@ -129,12 +129,12 @@ def _numbered(number: int, options: Options, key: str, first_number: int | None)
     )
 
 
-def _numbers_within(options: Options, number: int) -> list[str]:
+def _numbers_within(options: Choices, number: int) -> list[str]:
     """The letters of the options whose text has a number among other words: 3 of "3 screws"."""
     return [letter for letter, text in options.texts.items() if str(number) in re.findall("[0-9]+", text)]
 
 
-def counted_from(rows: Iterable[tuple[Any, Options]]) -> int | None:
+def counted_from(rows: Iterable[tuple[Any, Choices]]) -> int | None:
     """The first number of options in the answers of a file: 0 or 1, or None where no row tells.
 
     A row tells if no option has the number as its text, and the number is 0 or the number of options, or the source
@@ -190,7 +190,7 @@ def bare(answer: Any, key: str) -> str:
     return text.replace("<answer>", "").replace("</answer>", "").strip()
 
 
-def has_text(options: Options, text: str) -> bool:
+def has_text(options: Choices, text: str) -> bool:
     """Whether one of the options has this text."""
     return bool(_same_text(text, options.texts))
 
@@ -201,6 +201,6 @@ def _same_text(text: str, texts: Mapping[str, str]) -> list[str]:
     return [letter for letter, option in texts.items() if plain_option(option) == wanted]
 
 
-def _shown(options: Options) -> str:
+def _shown(options: Choices) -> str:
     """The options as an error shows them."""
     return ", ".join(f"{letter}. {option}" for letter, option in options.texts.items())[:200]

@@ -224,7 +224,7 @@ def _settle_size(own: Settings, said: ClipSettings, place: str) -> LibrarySize |
     return _library_size(together, said, place)
 
 
-def image_size(said: ClipSettings, place: str) -> LibrarySize | None:
+def image_size_settings(said: ClipSettings, place: str) -> LibrarySize | None:
     """The settings of an image's size, in its part or object and beside the turns, or None where there are none.
 
     Raises:

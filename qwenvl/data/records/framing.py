@@ -15,7 +15,7 @@ from typing import Any
 
 from qwenvl.data.errors import RecordError
 from qwenvl.data.records.forms import MEDIA_TAG
-from qwenvl.data.records.parse import ReadOptions, Row, adds_request, parse_row
+from qwenvl.data.records.parse import ReadOptions, Row, adds_request, read_row
 from qwenvl.data.records.presets import OURS, answer_request, our_row
 from qwenvl.rewards.kinds import CHOICE, WORDS
 from qwenvl.types import Message, Record
@@ -189,7 +189,7 @@ def asked_record(
     if framing.system is not None:
         row["system"] = framing.system
     as_it_is = replace(reading, format=OURS, columns={}, allow_outside_media=True)
-    record = parse_row(Row("the question", "question", row), Path.cwd(), as_it_is)
+    record = read_row(Row("the question", "question", row), Path.cwd(), as_it_is)
     return record if solution is not None else replace(record, solution="")
 
 

@@ -46,7 +46,7 @@ def counting_annotations(task: Values) -> list[Values]:
     return [each for each in finished if each.get("ground_truth")] or finished
 
 
-def answer_of(task: Values) -> tuple[TaskAnswer, bool]:
+def answer_of_task(task: Values) -> tuple[TaskAnswer, bool]:
     """The answer of a task, and whether more stands beside its labels, such as a comment or a box.
 
     Raises:

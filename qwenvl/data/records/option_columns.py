@@ -11,7 +11,7 @@ from qwenvl.data.records.choices import (
     LETTERED,
     LETTERS,
     OPTION_COLUMN,
-    Options,
+    Choices,
     option_text,
     options_of,
     plain_option,
@@ -33,7 +33,7 @@ def is_option_column(name: str) -> bool:
     return OPTION_COLUMN.fullmatch(name) is not None
 
 
-def option_columns(row: Mapping[str, Any]) -> tuple[Options, tuple[str, ...]] | None:
+def option_columns(row: Mapping[str, Any]) -> tuple[Choices, tuple[str, ...]] | None:
     """Options in columns of their own, A, B, ... or numbered ones, and the names of the columns. None: there are none.
 
     Columns a, b, ... are options where the answer is a letter or one of their texts, and no number: they may be numbers
@@ -45,7 +45,7 @@ def option_columns(row: Mapping[str, Any]) -> tuple[Options, tuple[str, ...]] | 
     return _columns_of_letters(row) or _columns_of_a_name(row)
 
 
-def _columns_of_letters(row: Mapping[str, Any]) -> tuple[Options, tuple[str, ...]] | None:
+def _columns_of_letters(row: Mapping[str, Any]) -> tuple[Choices, tuple[str, ...]] | None:
     """Options in the columns A, B, ... or a, b, ..."""
     letters = COLUMN_LETTERS
     small = COLUMN_LETTERS.lower()
@@ -61,7 +61,7 @@ def _columns_of_letters(row: Mapping[str, Any]) -> tuple[Options, tuple[str, ...
     return options_of(by_letter, "/".join(columns)), tuple(columns)
 
 
-def _columns_of_a_name(row: Mapping[str, Any]) -> tuple[Options, tuple[str, ...]] | None:
+def _columns_of_a_name(row: Mapping[str, Any]) -> tuple[Choices, tuple[str, ...]] | None:
     """Options in columns of one name with numbers or letters at its end, ``option_1`` or ``choice b``."""
     families: dict[str, dict[str, str]] = {}  # columns by their ends, by what stands before the end
     for column in row:
@@ -90,7 +90,7 @@ def _columns_of_a_name(row: Mapping[str, Any]) -> tuple[Options, tuple[str, ...]
             )
         options = options_of([row[name] for name in names], listed)
         if ends == numbers and not options.numbers:
-            options = Options(options.texts, tuple(range(first, first + len(options.texts))))
+            options = Choices(options.texts, tuple(range(first, first + len(options.texts))))
         return options, tuple(names)
     return None
 
@@ -109,7 +109,7 @@ def _is_text_of_its_own(answer: Any) -> bool:
     return isinstance(answer, str) and bool(answer.strip()) and not is_letter(answer) and whole_number(answer) is None
 
 
-def options_in(question: str) -> Options | None:
+def options_in(question: str) -> Choices | None:
     """The lettered options that a question's own text holds, A and B at least. None: there are none.
 
     Example:
@@ -134,4 +134,4 @@ def options_in(question: str) -> Options | None:
     ends = [*(match.start() for match in found[1:]), len(question)]
     lines = [question[match.end() : end].strip().split("\n")[0] for match, end in zip(found, ends, strict=True)]
     texts = [line.rstrip(" ,;") for line in lines]
-    return Options(dict(zip(LETTERS, texts, strict=False)))
+    return Choices(dict(zip(LETTERS, texts, strict=False)))

@@ -17,7 +17,7 @@ from qwenvl.data.media.source import FRAME_LIST_SUFFIX, frame_list, media_path
 from qwenvl.data.records.cells import with_types
 from qwenvl.data.records.choices import OPTION_KEYS, whole_number
 from qwenvl.data.records.chosen import counted_from
-from qwenvl.data.records.clip_settings import clip_meta, image_size
+from qwenvl.data.records.clip_settings import clip_meta, image_size_settings
 from qwenvl.data.records.forms import MAIN_KEYS, MEDIA_TAG, NEARLY_A_TAG, Draft, checked_text, draft_of
 from qwenvl.data.records.frame_settings import META_KEYS, advice_on_meta, meta_settings, unknown_meta_keys
 from qwenvl.data.records.keys import ADVICE, CLIP_ENDINGS, FIELDS_OF_A_RUN, READ_KEYS, is_empty
@@ -157,7 +157,7 @@ def text_or_file(text: str | None) -> str | None:
     return plain_file(text).read_text("utf-8-sig").strip()
 
 
-def parse_row(row: Row, media_root: Path, options: ReadOptions | None = None) -> Record:
+def read_row(row: Row, media_root: Path, options: ReadOptions | None = None) -> Record:
     """The record of a row.
 
     Args:
@@ -192,7 +192,7 @@ def parse_row(row: Row, media_root: Path, options: ReadOptions | None = None) ->
     videos = _paths(draft.videos, media_root, options)
     images = _paths(draft.images, media_root, options)
     metas = _clip_metas(draft, videos, where)
-    sizes = tuple(image_size(said, where) for said in draft.image_settings)
+    sizes = tuple(image_size_settings(said, where) for said in draft.image_settings)
     noticed = [*draft.notes]
     for said in (*draft.clip_settings, *draft.image_settings):
         noticed += said.notes

@@ -15,7 +15,7 @@ from typing import Any
 from qwenvl.data.errors import RecordError, kind_of
 from qwenvl.data.records import label_studio
 from qwenvl.data.records.answer_kinds import has_times_alone, kind_in_row, kind_named, times_with_points, yes_or_no
-from qwenvl.data.records.choices import OPTION_KEYS, Options, options_of, whole_number
+from qwenvl.data.records.choices import OPTION_KEYS, Choices, options_of, whole_number
 from qwenvl.data.records.chosen import bare, chosen, has_text, is_letter
 from qwenvl.data.records.forms import draft_of
 from qwenvl.data.records.frame_settings import META_KEYS, ROW_KEYS
@@ -190,7 +190,7 @@ def has_options(name: str) -> bool:
     return PRESETS[name].answer is not None
 
 
-def answer_and_options(name: str, row: Values) -> tuple[Any, Options] | None:
+def answer_and_options(name: str, row: Values) -> tuple[Any, Choices] | None:
     """The answer and the options of a row, for ``counted_from``. None for a row without options.
 
     Raises:
@@ -241,7 +241,7 @@ def _media(row: Values) -> tuple[Values, set[str]]:
 # Questions with an answer and perhaps options
 
 
-def _given_options(row: Values) -> tuple[Options, tuple[str, ...]] | None:
+def _given_options(row: Values) -> tuple[Choices, tuple[str, ...]] | None:
     """The options of a row, and the keys that hold them: one of ``OPTION_KEYS``, or columns. None without options."""
     for key in OPTION_KEYS:
         given = row.get(key)
@@ -280,7 +280,7 @@ def _question_row(
         first_number = _ANSWER_KEYS[answer]
     given, thinking = _without_tags(row.get(answer))
 
-    options: Options | None
+    options: Choices | None
     option_keys: tuple[str, ...] = ()
     of_row = _given_options(row) if kind is None else None
     if of_row is not None:
@@ -363,7 +363,7 @@ def _written(given: Any, key: str, kind: str, duration: Any, made: Made) -> str:
     return solution
 
 
-def _letter_of_column(column: str, options: Options, columns: Sequence[str], answer: str) -> str:
+def _letter_of_column(column: str, options: Choices, columns: Sequence[str], answer: str) -> str:
     """The letter of the option that an answer names by its column, ``option_3``.
 
     Raises:
@@ -386,7 +386,7 @@ def _without_tags(answer: Any) -> tuple[Any, Values]:
     return solution_of(answer), {} if thought is None else {"thinking": thought[0].strip()}
 
 
-def _options_in(question: str, answer: Any, first_number: int | None) -> Options | None:
+def _options_in(question: str, answer: Any, first_number: int | None) -> Choices | None:
     """The options that a question's own text holds, where its answer is one of them.
 
     Args:
@@ -415,7 +415,7 @@ def _options_in(question: str, answer: Any, first_number: int | None) -> Options
     return options if on_lines and (number is not None or is_letter(answer)) else None
 
 
-def _shows(prompt: str, options: Options) -> bool:
+def _shows(prompt: str, options: Choices) -> bool:
     """Whether a prompt holds all options with their letters."""
     return all(
         re.search(rf"\b{letter}[).\]:]\s*{re.escape(text)}", prompt, re.IGNORECASE)
@@ -552,7 +552,7 @@ def _label_studio(row: Values, first_number: int | None = None) -> Made:
     data = row.get("data")
     if not isinstance(data, dict):
         raise ValueError(f"data: expected an object with the clip of the task, got {kind_of(data)}")
-    answer, has_more = label_studio.answer_of(row)
+    answer, has_more = label_studio.answer_of_task(row)
     key, path = label_studio.medium_of(data)
     question = data.get("question") or data.get("text")
     question = question if isinstance(question, str) else "What does the video show?"

@@ -13,7 +13,7 @@ import numpy as np
 
 from qwenvl.data.errors import RecordError
 from qwenvl.data.records.catalog import DatasetSource
-from qwenvl.data.records.parse import ReadOptions, RecordCheck, Rows, first_number_of, format_of, parse_row
+from qwenvl.data.records.parse import ReadOptions, RecordCheck, Rows, first_number_of, format_of, read_row
 from qwenvl.data.records.presets import OURS
 from qwenvl.data.records.sources import open_rows
 from qwenvl.data.seeds import stable_random
@@ -112,7 +112,7 @@ class RecordFile(Sequence[Record]):
 
     def _read(self, number: int) -> Record:
         """The record of a row of the file. RecordError: the row is bad, or the rewards can't score it."""
-        record = parse_row(self._rows.row(number), self._media_root, self._options)
+        record = read_row(self._rows.row(number), self._media_root, self._options)
         problem = None if self._check_record is None else self._check_record(record)
         if problem:
             raise RecordError(f"{record.where}: {problem}", "solution")
@@ -170,7 +170,7 @@ class RecordFile(Sequence[Record]):
                 yield record
 
 
-def readable(records: Iterable[Record]) -> Iterator[Record]:
+def without_bad_rows(records: Iterable[Record]) -> Iterator[Record]:
     """The records without those that only stand in the place of a row that cannot be read."""
     return (record for record in records if not record.problem)
 
@@ -225,5 +225,5 @@ def _check_one_is_good(problems: Iterable[str]) -> None:
 def all_or_spot_checked(records: Sequence[Record]) -> Iterable[Record]:
     """The readable records: all where they are in memory or at most ``COMPARED``, else those of ``spot_checked``."""
     if isinstance(records, list) or len(records) <= COMPARED:
-        return readable(records)
-    return readable(spot_checked(records))
+        return without_bad_rows(records)
+    return without_bad_rows(spot_checked(records))

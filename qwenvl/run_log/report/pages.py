@@ -175,7 +175,7 @@ class GroupRow:
     parts: Mapping[str, float | None]
 
 
-def row_of(group: Group) -> GroupRow:
+def group_row(group: Group) -> GroupRow:
     """The row of a group."""
     head = group[0]
     totals = _totals(group)
@@ -243,7 +243,7 @@ def write_groups(run: Run, number: int, data: PageData, read: Reading) -> tuple[
     strips_by_step: dict[int, list[Strip]] = {}
     pages = PageWriter(data, number)
     for group in grouped(read_rollouts(run.folder, split=None)):
-        rows.append(row_of(group))
+        rows.append(group_row(group))
         strips_by_step.setdefault(group[0].step, []).extend(strips_of(group))
         pages.add(group_as_shown(group, read))
     places = pages.finish()

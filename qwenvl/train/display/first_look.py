@@ -12,7 +12,7 @@ from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.config.settings import prompts_per_step
 from qwenvl.console import say
 from qwenvl.data.records.parse import media_hints, record_hints, unread_keys_of, unread_text
-from qwenvl.data.records.record_file import all_or_spot_checked, readable, spot_checked
+from qwenvl.data.records.record_file import all_or_spot_checked, spot_checked, without_bad_rows
 from qwenvl.data.timeline_hints import record_timeline, unread_times
 from qwenvl.failure import counted, printable
 from qwenvl.types import Hint, Record
@@ -35,14 +35,14 @@ def first_look(dataset: Any, columns: Collection[str] | None, rewards: Collectio
     bad = [record for record in every if record.problem]
     if bad:
         say(f"left out: {len(bad):,} of {len(every):,} rows can't be read, the first is {bad[0].problem}")
-    good = list(readable(every))
+    good = list(without_bad_rows(every))
     text_alone = sum(not record.videos and not record.images for record in good)
     for hint in media_hints(len(good), text_alone):
         say(f"worth a look: {hint.message}")
     unread = unread_keys_of(good, columns) if columns is not None else {}
     if unread:
         say(f"worth a look: {unread_text(unread, len(good))}")
-    looked = list(readable(spot_checked(records)))
+    looked = list(without_bad_rows(spot_checked(records)))
     if rewards:
         for hint in unread_times(sum(bool(record_timeline(record)) for record in looked), len(looked), rewards):
             say(f"worth a look: {hint.message}")

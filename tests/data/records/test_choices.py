@@ -10,7 +10,7 @@ from qwenvl.data.records.catalog import DatasetSource
 from qwenvl.data.records.choices import options_of
 from qwenvl.data.records.chosen import chosen, counted_from
 from qwenvl.data.records.option_columns import option_columns, options_in
-from qwenvl.data.records.parse import ReadOptions, Row, parse_row, record_hints
+from qwenvl.data.records.parse import ReadOptions, Row, read_row, record_hints
 from qwenvl.data.records.presets import how_counted
 from qwenvl.data.records.record_file import RecordFile
 from qwenvl.data.records.sources import open_rows
@@ -22,7 +22,7 @@ COLUMNS = {"question": "Where?", "video": "a.mp4"}
 
 
 def parsed(row, **options):
-    return parse_row(Row("d[0]", "d-0", row), Path("/media"), ReadOptions(format="question-answer", **options))
+    return read_row(Row("d[0]", "d-0", row), Path("/media"), ReadOptions(format="question-answer", **options))
 
 
 def gold(row, **options):
@@ -405,7 +405,7 @@ def test_a_number_is_that_of_its_option():
 def test_an_empty_option_of_a_table_is_refused_where_others_stand_behind_it(columns, cells, tmp_path):
     (tmp_path / "d.csv").write_text(f"video,question,{columns},answer\na.mp4,Which?,{cells},2\n")
     with pytest.raises(RecordError, match=r"d.csv:2.* option [AC] is empty"):
-        parse_row(open_rows(str(tmp_path / "d.csv")).row(0), tmp_path, ReadOptions(format="question-answer"))
+        read_row(open_rows(str(tmp_path / "d.csv")).row(0), tmp_path, ReadOptions(format="question-answer"))
 
 
 def test_a_table_has_open_questions_and_questions_with_fewer_options(tmp_path):
@@ -413,7 +413,7 @@ def test_a_table_has_open_questions_and_questions_with_fewer_options(tmp_path):
     (tmp_path / "d.csv").write_text(f"video,question,option1,option2,option3,answer\n{rows}")
     read = open_rows(str(tmp_path / "d.csv"))
     options = ReadOptions(format="question-answer")
-    first, second = (parse_row(read.row(number), tmp_path, options) for number in (0, 1))
+    first, second = (read_row(read.row(number), tmp_path, options) for number in (0, 1))
     assert (first.solution, first.unread) == ("<answer>B</answer>", ())
     assert (second.solution, second.unread) == ("<answer>a cup</answer>", ())
 
@@ -582,7 +582,7 @@ SPAN = {"video_id": "c.mp4", "sentence": "the block starts"}
 
 
 def span(**more):
-    return parse_row(Row("d[0]", "d-0", SPAN | more), Path("/media"), ReadOptions(format="activitynet"))
+    return read_row(Row("d[0]", "d-0", SPAN | more), Path("/media"), ReadOptions(format="activitynet"))
 
 
 @pytest.mark.parametrize(

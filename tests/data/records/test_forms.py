@@ -8,7 +8,7 @@ import pytest
 from qwenvl.data.errors import RecordError
 from qwenvl.data.records.cells import with_types
 from qwenvl.data.records.forms import draft_of
-from qwenvl.data.records.parse import ReadOptions, Row, parse_columns, parse_row, record_hints
+from qwenvl.data.records.parse import ReadOptions, Row, parse_columns, read_row, record_hints
 from qwenvl.types import ClipMeta, Message
 
 PARTS = [
@@ -22,7 +22,7 @@ H, G = {"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}
 
 
 def parsed(row, root="/media", **options):
-    return parse_row(Row("d[0]", "d-0", row), Path(root), ReadOptions(**options))
+    return read_row(Row("d[0]", "d-0", row), Path(root), ReadOptions(**options))
 
 
 class TestConversations:

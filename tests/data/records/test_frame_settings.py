@@ -9,7 +9,7 @@ from qwenvl.data.options import PromptOptions
 from qwenvl.data.prompt_length import Ruler
 from qwenvl.data.records.cells import with_types
 from qwenvl.data.records.frame_settings import keys_read
-from qwenvl.data.records.parse import ReadOptions, Row, parse_row, record_hints
+from qwenvl.data.records.parse import ReadOptions, Row, read_row, record_hints
 from qwenvl.data.views import frames as frames_view
 from qwenvl.types import ClipMeta, LibraryCount, LibrarySize
 
@@ -23,7 +23,7 @@ def cache(tmp_path, monkeypatch):
 @pytest.fixture
 def parsed(tmp_path):
     """Parses a row with options into a record."""
-    return lambda row, **options: parse_row(Row("d[0]", "d-0", row), tmp_path, ReadOptions(**options))
+    return lambda row, **options: read_row(Row("d[0]", "d-0", row), tmp_path, ReadOptions(**options))
 
 
 def in_part(medium="a.mp4", kind="video", **settings):

@@ -11,7 +11,7 @@ from qwenvl.data.options import FrameOptions, PromptOptions
 from qwenvl.data.prompt_length import Ruler
 from qwenvl.data.prompt_settings import PromptSettings
 from qwenvl.data.records.framing import Framing, asked_record, framed_question
-from qwenvl.data.records.parse import ReadOptions, Row, parse_row
+from qwenvl.data.records.parse import ReadOptions, Row, read_row
 from qwenvl.data.records.presets import PRESETS
 from qwenvl.demo.tiny import make_processor
 from qwenvl.rewards.kinds import CHOICE, SPAN, WORDS, YES_NO
@@ -85,7 +85,7 @@ def ids(ruler: Ruler, record) -> list[int]:
 
 
 def trained(row: dict, reading: ReadOptions):
-    return parse_row(Row("rows[0]", "rows-0", row), ROOT, reading)
+    return read_row(Row("rows[0]", "rows-0", row), ROOT, reading)
 
 
 def media_of(record) -> list[tuple[str, str]]:

@@ -9,7 +9,7 @@ from qwenvl.data.errors import RecordError
 from qwenvl.data.records.catalog import DatasetSource
 from qwenvl.data.records.forms import draft_of
 from qwenvl.data.records.keys import MEDIA_KEY, is_named_like_a_medium
-from qwenvl.data.records.parse import ReadOptions, Row, media_hints, parse_row, unread_keys_of, unread_text
+from qwenvl.data.records.parse import ReadOptions, Row, media_hints, read_row, unread_keys_of, unread_text
 from qwenvl.data.records.record_file import RecordFile
 from qwenvl.rewards import build_rubric
 from qwenvl.rewards.function import RewardFunction, adapt_verl, columns_named
@@ -21,7 +21,7 @@ TURNS = {"conversations": [{"from": "human", "value": "<video>What?"}, {"from": 
 
 
 def parsed(row, form=None):
-    return parse_row(Row("d[0]", "d-0", row), Path("/media"), ReadOptions(format=form))
+    return read_row(Row("d[0]", "d-0", row), Path("/media"), ReadOptions(format=form))
 
 
 @pytest.mark.parametrize("key", ["path", "clip", "video_path", "video_name", "video_uid", "file_name", "vid"])
@@ -93,7 +93,7 @@ def test_a_key_that_seems_to_name_a_medium_is_refused_by_name(more, message):
 def test_the_columns_that_the_refusal_names_lead_to_the_clip(tmp_path):
     (tmp_path / "3MSZA.mkv").write_bytes(b"")
     options = ReadOptions(columns={"video_id": "video"})
-    record = parse_row(Row("d[0]", "d-0", PROMPT | {"video_id": "3MSZA"}), tmp_path, options)
+    record = read_row(Row("d[0]", "d-0", PROMPT | {"video_id": "3MSZA"}), tmp_path, options)
     assert record.videos == (str(tmp_path / "3MSZA.mkv"),), "with the ending of the file that is there"
 
 

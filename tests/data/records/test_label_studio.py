@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from qwenvl.data.errors import RecordError
-from qwenvl.data.records.label_studio import TaskAnswer, answer_of, medium_of
-from qwenvl.data.records.parse import ReadOptions, Row, parse_row, record_hints
+from qwenvl.data.records.label_studio import TaskAnswer, answer_of_task, medium_of
+from qwenvl.data.records.parse import ReadOptions, Row, read_row, record_hints
 from qwenvl.data.records.presets import PRESETS
 
 
@@ -29,31 +29,32 @@ COMMENT = region("textarea", "comment", text=["The hand hides it."])
 def test_annotations_that_differ_are_refused_unless_one_is_the_truth():
     both = task([ONE], [OTHER])
     with pytest.raises(ValueError, match="has 2 with different answers; keep one, or mark one as ground truth"):
-        answer_of(both)
+        answer_of_task(both)
     with pytest.raises(ValueError, match="has 2 with different answers"):
-        answer_of(task([ONE], []))
+        answer_of_task(task([ONE], []))
     both["annotations"][1]["ground_truth"] = True
-    assert answer_of(both)[0] == TaskAnswer("labels", "close lid")
+    assert answer_of_task(both)[0] == TaskAnswer("labels", "close lid")
     both["annotations"][1] = {"result": [OTHER], "was_cancelled": True, "ground_truth": True}
-    assert answer_of(both)[0] == TaskAnswer("labels", "insert fan")
-    assert answer_of(task([ONE], [ONE]))[0] == TaskAnswer("labels", "insert fan")
+    assert answer_of_task(both)[0] == TaskAnswer("labels", "insert fan")
+    assert answer_of_task(task([ONE], [ONE]))[0] == TaskAnswer("labels", "insert fan")
 
 
 @pytest.mark.parametrize("result", [[COMMENT, ONE], [ONE, COMMENT]])
 def test_labels_are_the_answer_and_not_the_comment_beside_them(result):
     row = task(result)
-    assert answer_of(row) == (TaskAnswer("labels", "insert fan"), True)
+    assert answer_of_task(row) == (TaskAnswer("labels", "insert fan"), True)
     made = PRESETS["label-studio"].row(row, None)
     assert [hint.kind for hint in made.hints] == ["more than labels"]
-    assert answer_of(task([ONE, BOX])) == (TaskAnswer("labels", "insert fan"), True)
-    assert answer_of(task([ONE, {"type": "relation", "from_id": "a"}])) == (TaskAnswer("labels", "insert fan"), False)
-    assert answer_of(task([COMMENT])) == (TaskAnswer("text", "The hand hides it."), False)
+    assert answer_of_task(task([ONE, BOX])) == (TaskAnswer("labels", "insert fan"), True)
+    related = task([ONE, {"type": "relation", "from_id": "a"}])
+    assert answer_of_task(related) == (TaskAnswer("labels", "insert fan"), False)
+    assert answer_of_task(task([COMMENT])) == (TaskAnswer("text", "The hand hides it."), False)
 
 
 def test_other_data_of_a_task_becomes_fields_but_for_what_means_something_else(tmp_path):
     row = task([ONE])
     row["data"] |= {"station": "A7", "options": "x", "fps": 25, "meta": {"a": 1}, "question": "Which step?"}
-    record = parse_row(Row("rows[0]", "rows-0", row), tmp_path, ReadOptions(format="label-studio"))
+    record = read_row(Row("rows[0]", "rows-0", row), tmp_path, ReadOptions(format="label-studio"))
     assert record.fields["station"] == "A7" and record.fields["options"] == "x" and "fps" not in record.fields
     assert record.clip_meta == (None,) and record.messages[0].text.startswith("<video>Which step?")
     [hint] = record_hints(record)
@@ -63,17 +64,18 @@ def test_other_data_of_a_task_becomes_fields_but_for_what_means_something_else(t
 def test_the_answer_to_one_question_is_in_the_order_of_its_times():
     late = region("labels", start=4.5, end=6, labels=["close lid"])
     early = region("labels", start=0.5, end=2, labels=["insert fan"])
-    assert answer_of(task([late, early]))[0].text == "insert fan, close lid"
+    assert answer_of_task(task([late, early]))[0].text == "insert fan, close lid"
     spans = [(9, "b"), (1, "a")]
     frames = [region("timelinelabels", ranges=[{"start": at}], timelinelabels=[name]) for at, name in spans]
-    assert answer_of(task(frames))[0].text == "a, b"
+    assert answer_of_task(task(frames))[0].text == "a, b"
     said = [region("textarea", text=text, start=start) for text, start in ((["of it."], 3), ("The end", 1))]
-    assert answer_of(task(said))[0] == TaskAnswer("text", "The end of it.")
-    assert answer_of(task([region("taxonomy", taxonomy=[["station", "fan"], ["lid"]])]))[0].text == "station / fan, lid"
+    assert answer_of_task(task(said))[0] == TaskAnswer("text", "The end of it.")
+    nested = task([region("taxonomy", taxonomy=[["station", "fan"], ["lid"]])])
+    assert answer_of_task(nested)[0].text == "station / fan, lid"
     twice = region("timelinelabels", ranges=[{"start": 1}, {"start": 50}], timelinelabels=["a"])
     once = region("timelinelabels", ranges=[{"start": 10}], timelinelabels=["b"])
-    assert answer_of(task([twice, once]))[0].text == "a, b, a"
-    assert answer_of(task([region("rating", rating=3)]))[0] == TaskAnswer("number", "3")
+    assert answer_of_task(task([twice, once]))[0].text == "a, b, a"
+    assert answer_of_task(task([region("rating", rating=3)]))[0] == TaskAnswer("number", "3")
 
 
 @pytest.mark.parametrize(
@@ -96,7 +98,7 @@ def test_the_answer_to_one_question_is_in_the_order_of_its_times():
 )
 def test_an_annotation_without_one_answer_is_refused(result, message):
     with pytest.raises(ValueError, match=message):
-        answer_of(task(result))
+        answer_of_task(task(result))
 
 
 @pytest.mark.parametrize(
@@ -130,6 +132,6 @@ def test_a_refused_task_is_named_with_its_row():
     for listed in (None, {}, [3]):
         row = {"data": {"video": "a.mp4"}, "annotations": listed}
         with pytest.raises(ValueError, match="annotations: expected the list of annotations of the task"):
-            answer_of(row)
+            answer_of_task(row)
     with pytest.raises(RecordError, match=r"rows\[0\].*read as label-studio: annotations: has 2"):
-        parse_row(Row("rows[0]", "rows-0", task([ONE], [OTHER])), Path("."), ReadOptions(format="label-studio"))
+        read_row(Row("rows[0]", "rows-0", task([ONE], [OTHER])), Path("."), ReadOptions(format="label-studio"))

@@ -10,7 +10,7 @@ from qwenvl.data.errors import RecordError
 from qwenvl.data.records.catalog import resolve_datasets
 from qwenvl.data.records.choices import options_of
 from qwenvl.data.records.chosen import chosen
-from qwenvl.data.records.parse import ReadOptions, parse_row
+from qwenvl.data.records.parse import ReadOptions, read_row
 from qwenvl.data.records.presets import guessed, our_row
 from qwenvl.data.records.record_file import RecordFile
 from qwenvl.data.records.sources import open_rows
@@ -279,7 +279,7 @@ def test_a_number_that_no_float_holds_is_refused(number, tmp_path):
         with pytest.raises(RecordError, match="not valid JSON: "):
             open_rows(tmp_path / name).row(0)
     (tmp_path / "a.jsonl").write_text('{"prompt": "a", "solution": NaN}')
-    assert parse_row(open_rows(tmp_path / "a.jsonl").row(0), tmp_path).solution == ""
+    assert read_row(open_rows(tmp_path / "a.jsonl").row(0), tmp_path).solution == ""
 
 
 def test_cells_that_programs_write_for_missing_values_are_empty(tmp_path):
@@ -287,5 +287,5 @@ def test_cells_that_programs_write_for_missing_values_are_empty(tmp_path):
     rows = open_rows(tmp_path / "a.csv")
     for number in (0, 1):
         with pytest.raises(RecordError, match="answer: expected text or a number"):
-            parse_row(rows.row(number), tmp_path, ReadOptions(format="question-answer"))
-    assert "none" in parse_row(rows.row(2), tmp_path, ReadOptions(format="question-answer")).solution
+            read_row(rows.row(number), tmp_path, ReadOptions(format="question-answer"))
+    assert "none" in read_row(rows.row(2), tmp_path, ReadOptions(format="question-answer")).solution

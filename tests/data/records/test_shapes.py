@@ -7,7 +7,7 @@ import pytest
 
 from qwenvl.data.errors import RecordError
 from qwenvl.data.records.catalog import DatasetSource
-from qwenvl.data.records.parse import ReadOptions, Row, parse_row, record_hints
+from qwenvl.data.records.parse import ReadOptions, Row, read_row, record_hints
 from qwenvl.data.records.record_file import RecordFile
 from qwenvl.data.records.sources import open_rows
 from qwenvl.types import LibraryCount, Message
@@ -17,7 +17,7 @@ CLIP = {"videos": ["c.mp4"]}
 
 
 def parsed(row, form=None):
-    return parse_row(Row("d[0]", "d-0", row), Path("/media"), ReadOptions(format=form))
+    return read_row(Row("d[0]", "d-0", row), Path("/media"), ReadOptions(format=form))
 
 
 def refused(row, form=None):

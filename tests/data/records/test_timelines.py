@@ -5,7 +5,7 @@ import json
 import pytest
 
 from qwenvl.data.errors import RecordError
-from qwenvl.data.records.parse import ReadOptions, Row, parse_row
+from qwenvl.data.records.parse import ReadOptions, Row, read_row
 from qwenvl.data.records.sources import open_rows
 
 LIST = "Which steps, when?\n(1) Insert the fan\n(2) Fasten the screw"
@@ -14,7 +14,7 @@ SOLUTION = "<answer>0.0-3.5 (1) Insert the fan\n3.5-7.25 (2) Fasten the screw</a
 
 
 def parsed(prompt=LIST, options=None, **row):
-    return parse_row(Row("d.json[4]", "d-4", {"prompt": prompt, "video": "a.mp4", **row}), "/media", options)
+    return read_row(Row("d.json[4]", "d-4", {"prompt": prompt, "video": "a.mp4", **row}), "/media", options)
 
 
 def test_the_field_makes_the_solution_in_the_words_of_the_list():
@@ -37,7 +37,7 @@ def test_without_a_list_steps_are_as_the_label_says():
 def test_a_table_holds_a_timeline_as_json(tmp_path):
     quoted = json.dumps(SPANS).replace('"', '""')
     (tmp_path / "d.csv").write_text(f'prompt,video,timeline\n"{LIST}",a.mp4,"{quoted}"\n')
-    assert parse_row(open_rows(str(tmp_path / "d.csv")).row(0), tmp_path).solution == SOLUTION
+    assert read_row(open_rows(str(tmp_path / "d.csv")).row(0), tmp_path).solution == SOLUTION
 
 
 def test_another_solution_has_the_same_spans_or_none():
