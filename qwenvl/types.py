@@ -292,18 +292,19 @@ class PromptBatch:
         rows = list(rows)
         mask = self.attention_mask[rows]
         start = int(mask.any(0).float().argmax()) if mask.numel() else 0
-        seconds, media = self.seconds_per_grid, places_of(self.videos_per_prompt, rows)
-        images = select_media(self.pixel_values, self.image_grid_thw, self.images_per_prompt, rows)
-        videos = select_media(self.pixel_values_videos, self.video_grid_thw, self.videos_per_prompt, rows)
+        seconds = self.seconds_per_grid
+        media = places_of(self.videos_per_prompt, rows)
+        images, image_grids = select_media(self.pixel_values, self.image_grid_thw, self.images_per_prompt, rows)
+        videos, video_grids = select_media(self.pixel_values_videos, self.video_grid_thw, self.videos_per_prompt, rows)
         lists = {name: value for name, value in vars(self).items() if isinstance(value, list) and name != "bad"}
         return PromptBatch(
             **{name: [value[row] for row in rows] for name, value in lists.items()},
             input_ids=self.input_ids[rows, start:],
             attention_mask=mask[:, start:],
-            pixel_values=images[0],
-            image_grid_thw=images[1],
-            pixel_values_videos=videos[0],
-            video_grid_thw=videos[1],
+            pixel_values=images,
+            image_grid_thw=image_grids,
+            pixel_values_videos=videos,
+            video_grid_thw=video_grids,
             seconds_per_grid=seconds[media] if seconds is not None and media else None,
             teacher=None if self.teacher is None else self.teacher.select(rows),
         )

@@ -103,10 +103,9 @@ def _stretch_of(meta: ClipMeta, times: Sequence[float]) -> tuple[int, int]:
     first = 0 if meta.video_start is None else bisect_left(times, meta.video_start)
     stop = len(times) if meta.video_end is None else bisect_right(times, meta.video_end)
     if first >= stop:
-        raise ValueError(
-            f"no frames from video_start {meta.video_start} to video_end {meta.video_end}; its frames lie from 0 to "
-            f"{times[-1]:.3f} s"
-        )
+        bounds = {"video_start": meta.video_start, "video_end": meta.video_end}
+        given = " and ".join(f"{name} {seconds:g}" for name, seconds in bounds.items() if seconds is not None)
+        raise ValueError(f"no frames are left by {given}: those of the clip lie from 0 to {times[-1]:.3f} s")
     return first, stop
 
 

@@ -291,7 +291,7 @@ def objective_of(options: ObjectiveOptions, max_completion_length: int) -> Objec
             f"--loss_type: delta must be above 1 + --grpo_epsilon_high, {bounds.highest:g}, got {bounds.delta:g}: the "
             "ratio is limited there already"
         )
-    weights = correction.arguments if correction and correction.name != "none" else CorrectionArguments()
+    of_weights = correction.arguments if correction and correction.name != "none" else CorrectionArguments()
     return replace(
         chosen,
         ratio=arguments.get("ratio") or chosen.ratio,
@@ -302,8 +302,8 @@ def objective_of(options: ObjectiveOptions, max_completion_length: int) -> Objec
         kl_unbiased=kl.arguments.unbiased,
         weighting=Weighting(
             correction=options.correction,
-            lowest=weights.min,
-            highest=weights.max,
+            lowest=of_weights.min,
+            highest=of_weights.max,
             off_policy_threshold=arguments["off_policy_mask"],
         ),
         entropy_coef=options.entropy_coef,

@@ -52,8 +52,8 @@ SLOW_READERS = 4  # that decode those which took long while others waited
 # Times --decode_timeout, for all media of a request: a few requests must not hold all readers for long.
 READING_TIMEOUTS = 2
 SECONDS_BETWEEN_TRIES = 0.05  # to find room for another prompt
-# Times --decode_timeout, for one look, and four times as long for all at a clip: others wait for them.
-LOOK_TIMEOUTS = 0.25
+# Of --decode_timeout, for one look: others wait for it. All looks at a clip may take ``toolbox.LOOK_TIMEOUTS`` of them.
+LOOK_SHARE = 0.25
 SHORTEST_LOOK = 0.01  # seconds: 0 would let the decoder take its time
 MOST_BODIES = 2 * 2**30  # bytes of the bodies that are being received or parsed
 LONG_ARRIVAL_SECONDS = 2.0  # a request that is received or fetched for longer gives way where others find no room
@@ -149,7 +149,7 @@ class ChatServer:
         if toolbox is None:
             return None
         options = SampleOptions.of(config)
-        options = replace(options, decode_timeout=LOOK_TIMEOUTS * options.decode_timeout)
+        options = replace(options, decode_timeout=LOOK_SHARE * options.decode_timeout)
         dataset = DatasetInTime([], options, training=False, ruler=self.collator.ruler)
         return replace(
             toolbox,

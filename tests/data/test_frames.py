@@ -2,6 +2,7 @@ from random import Random
 
 import pytest
 
+from qwenvl.data.errors import BadMediaError
 from qwenvl.data.frames import FrameRule, Timeline, duration_of_stretch, evenly_spaced, plan_frames, uniform_indices
 from qwenvl.data.options import FrameOptions
 from qwenvl.types import ClipMeta, LibraryCount, Record
@@ -91,6 +92,14 @@ class TestVariableRate:
         assert len(times) == frames and times == sorted(set(times))
         by_package = ClipMeta(**span, count=LibraryCount(fps=fps, min_frames=2, max_frames=64))
         assert abs(len(shown_of(UNEVEN, by_package)) - frames) <= 2, "it rounds down to pairs"
+
+    def test_a_span_without_frames_is_named_by_the_bounds_that_it_has(self):
+        for span, named in (
+            ({"video_start": 500.0}, "video_start 500"),
+            ({"video_start": 11.0, "video_end": 12.5}, "video_start 11 and video_end 12.5"),
+        ):
+            with pytest.raises(BadMediaError, match=f"no frames are left by {named}: those of"):
+                shown_of(UNEVEN, ClipMeta(**span))
 
     def test_the_number_of_frames_does_not_shrink_where_there_are_few_to_choose_from(self):
         # 4 frames, at 0, 33.3, 66.7 and 100 s: nearest are 0, 0.4, 100 and 100, and one of the others is added.

@@ -111,8 +111,8 @@ def looked_and_right(
     Where that gives None, so does this. A bonus for looking alone would teach calls without an answer.
     """
 
-    def score(is_right: bool, has_looked: bool) -> float:
-        return bonus * (is_right and has_looked)
+    def score(is_right: bool, looked_before: bool) -> float:
+        return bonus * (is_right and looked_before)
 
     looked = [has_looked(each) for each in turns or [()] * len(completions)]
     if turns is not None:
