@@ -35,7 +35,6 @@ from qwenvl.inspection.convert import check_kind, write_records
 from qwenvl.inspection.flags import add_dataset_flags, add_frame_flags, hints_by, make_collator
 from qwenvl.inspection.options import DEFAULT_REWARDS, CheckOptions
 from qwenvl.rewards.resolve import build_rubric
-from qwenvl.tools.functions import schemas_of
 from qwenvl.types import Hint, Record
 
 if TYPE_CHECKING:  # they load torch, which the other commands do without
@@ -189,7 +188,7 @@ def run(args: argparse.Namespace) -> int:
     rubric = build_rubric(args.reward_funcs) if args.reward_funcs else None
     reading = ReadOptions.of(args)
     with redirect_stdout(sys.stderr):  # for libraries that print while they load
-        collator = make_collator(args, schemas_of(args))
+        collator = make_collator(args, _offered_tools(args))
         report = examine(
             resolve_datasets(args.dataset, args.dataset_catalog),
             options=reading,
@@ -213,6 +212,15 @@ def run(args: argparse.Namespace) -> int:
             good = (unframed(record, reading) for record in report.good)
             show(write_records(good, Path(args.write_clean)))
     return 1 if report.problems or not report.good else 0
+
+
+def _offered_tools(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """The schemas of the tools that prompts offer. Without a model there are none, as ``make_collator`` says."""
+    if not args.tools or args.model is None:
+        return []
+    from qwenvl.tools.functions import schemas_of  # it loads torch
+
+    return schemas_of(args)
 
 
 def examine(

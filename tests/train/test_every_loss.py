@@ -63,7 +63,9 @@ def test_the_gradient_does_not_depend_on_how_a_step_is_divided(gradients, loss, 
         one = gradients["1 x 8"][loss, step]
         assert sum(value.abs().max() > 1e-4 for value in one.values()) > 10
         difference = furthest(gradients[split][loss, step], one)
-        assert difference > 0.01 if loss == "bnpo" else difference < 1e-6, step
+        # Of two processes, one has all prompts of the ragged step, in a micro-batch as in one process.
+        is_divided = split == "8 x 1" or step == "whole"
+        assert difference > 0.01 if loss == "bnpo" and is_divided else difference < 1e-6, step
 
 
 def test_losses_differ_from_each_other(gradients):
