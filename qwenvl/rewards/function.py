@@ -19,6 +19,24 @@ _POSITIONAL = (
 )
 
 
+# Names of arguments that do not come from a record's own fields; a field of that name would hide them.
+RESERVED = (
+    "completions",
+    "prompts",
+    "completion_ids",
+    "finish_reasons",
+    "image_paths",
+    "video_paths",
+    "shown",
+    "opened_think",
+    "turns",
+    "trainer_state",
+    "log_metric",
+)
+STEP_COLUMNS = frozenset((*RESERVED, "id", "solution"))
+"""The columns of every step, whatever the fields of its records."""
+
+
 class RewardError(ValueError):
     """A reward function failed, or gave no reward. The message names the function, the record and the completion."""
 
@@ -248,11 +266,16 @@ def _named_parameters(function: RewardFunction) -> dict[str, inspect.Parameter]:
 
 
 def _by_position(function: RewardFunction) -> str | None:
-    """The first parameter of a function that names no ``completions``, such as ``texts``: it gets them by position."""
+    """The first parameter of a function that gets the completions by position, such as ``texts``. None: it does not.
+
+    It has them by name, as ``completions`` or as ``columns["completions"]``, or reads a column of every step in place
+    of them, such as ``completion_ids``.
+    """
     first = next(iter(inspect.signature(function.call).parameters.values()), None)
-    if first is None or first.kind not in _POSITIONAL or "completions" in _named_parameters(function):
+    if first is None or first.kind not in _POSITIONAL or first.name in STEP_COLUMNS:
         return None
-    return first.name
+    has_them_by_name = "completions" in _named_parameters(function) or "completions" in _texts_in(function.call)
+    return None if has_them_by_name else first.name
 
 
 def columns_named(function: RewardFunction) -> frozenset[str]:

@@ -15,6 +15,8 @@ from qwenvl.failure import text_of
 from qwenvl.own_code import ends_forks, raised_at
 from qwenvl.rewards.calls import AsyncCalls, Settings
 from qwenvl.rewards.function import (
+    RESERVED,
+    STEP_COLUMNS,
     Completion,
     RewardError,
     RewardFunction,
@@ -43,21 +45,6 @@ LARGEST = 1e30  # a weighted sum of several such values is finite in float32
 NO_SOLUTION = "expected a `solution`, `reward_model.ground_truth`, or a last assistant turn that holds it"
 TAKEN = ("total", "std", "max", "temporal_contrast", "passes")
 """What runs and evaluations have beside the values of reward functions, none of which can have one of these names."""
-
-# Names of arguments that do not come from a record's own fields; a field of that name would hide them.
-RESERVED = (
-    "completions",
-    "prompts",
-    "completion_ids",
-    "finish_reasons",
-    "image_paths",
-    "video_paths",
-    "shown",
-    "opened_think",
-    "turns",
-    "trainer_state",
-    "log_metric",
-)
 
 
 @dataclass(frozen=True)
@@ -230,7 +217,7 @@ class Rubric:
 
         It requires a field that no record has, or its first parameter is called like one.
         """
-        columns = {"id", "solution", *RESERVED}
+        columns = set(STEP_COLUMNS)
         for record in records:
             columns |= record.fields.keys()
         for function in self.functions:

@@ -147,6 +147,24 @@ def test_files_written_for_other_libraries_run_unchanged(tmp_path):
         build_rubric([f"{path}:by_position"]).score(["<a>"], {"texts": ["a field of the record"]})
 
 
+def test_functions_that_read_columns_alone_have_them_by_name():
+    def long(completion_ids, **kwargs):  # the first example of TRL
+        return [float(len(ids)) for ids in completion_ids]
+
+    def asked(prompts, solution):
+        return [float(len(prompt) + len(truth)) for prompt, truth in zip(prompts, solution, strict=True)]
+
+    def at_station(station, **columns):
+        return [float(len(text) * place) for text, place in zip(columns["completions"], station, strict=True)]
+
+    columns = {"completion_ids": [[1, 2]], "prompts": [["a"]], "solution": ["xy"], "station": [3]}
+    rubric = build_rubric([long, asked, at_station])
+    assert rubric.score(["four"], columns).components == [[2.0], [3.0], [12.0]]
+    del columns["station"]
+    with pytest.raises(RewardError, match="\"at_station\" needs the column 'station'"):
+        rubric.score(["four"], columns)
+
+
 def test_files_without_a_usable_reward_are_refused_with_the_reason(plugin, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     files = {"bare": "def f(completions):\n    return []\n", "broken": "1 / 0\n", "script": "import sys\nsys.exit()\n"}

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
+from qwenvl.data.records.choices import LETTERS, OPTION_COLUMN, OPTION_KEYS
 from qwenvl.data.records.frame_settings import ROW_KEYS
 
 # Columns that may hold lists or objects, written as JSON: of records, and of what rewards read.
@@ -40,7 +42,23 @@ def with_types(row: dict[str, Any]) -> dict[str, Any]:
         >>> with_types({"video": '["a.mp4", "b.mp4"]', "video_start": "1.5", "solution": "2"})
         {'video': ['a.mp4', 'b.mp4'], 'video_start': 1.5, 'solution': '2'}
     """
-    return {name: _cell(name, text) for name, text in row.items()}
+    typed = {name: _cell(name, text) for name, text in row.items()}
+    if "answer" in row and _has_options(row):
+        typed["answer"] = _letters(row["answer"])
+    return typed
+
+
+def _has_options(row: Mapping[str, str]) -> bool:
+    return any(key in OPTION_KEYS or OPTION_COLUMN.fullmatch(key) or key in LETTERS for key in row)
+
+
+def _letters(text: str) -> Any:
+    """The texts of a list that is written as JSON, which are several options. Else the text."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return text
+    return value if isinstance(value, list) and all(isinstance(each, str) for each in value) else text
 
 
 def _cell(name: str, text: str) -> Any:
@@ -52,14 +70,10 @@ def _cell(name: str, text: str) -> Any:
         kinds = (list,)
     elif name in _NESTED_COLUMNS:
         kinds = (list, dict)
-    elif name == "answer":
-        kinds = (list,)
     else:
         return text
     try:
         value = json.loads(text)
     except ValueError:  # a path, most often
         return text
-    if name == "answer" and isinstance(value, list) and not all(isinstance(each, str) for each in value):
-        return text  # a box, which its reward reads as text
     return value if isinstance(value, kinds) else text

@@ -287,12 +287,14 @@ def test_cells_of_a_file_without_types_become_lists_objects_and_numbers():
     row = {"video": '["a.mp4", "b.mp4"]', "meta": '{"max_frames": 4}', "video_start": "1.5", "solution": "2"}
     typed = {"video": ["a.mp4", "b.mp4"], "meta": {"max_frames": 4}, "video_start": 1.5, "solution": "2"}
     assert with_types(row) == typed
-    of_rewards = {"evidence": "[[0.5, 1.5]]", "nums": "[3, 6]", "answer": '["A", "C"]', "width": "640", "target": "9"}
-    read = {"evidence": [[0.5, 1.5]], "nums": [3, 6], "answer": ["A", "C"], "width": 640, "target": 9}
+    of_rewards = {"evidence": "[[0.5, 1.5]]", "nums": "[3, 6]", "width": "640", "target": "9"}
+    read = {"evidence": [[0.5, 1.5]], "nums": [3, 6], "width": 640, "target": 9}
     assert with_types(of_rewards) == read
     as_they_are = {"video": "17", "image": "[1] lid.png", "video_end": "late", "prompt": "[1, 2]"}
-    as_they_are |= {"answer": "[1, 2, 3, 4]", "duration": "0:12"}
-    assert with_types({**as_they_are, "answer": "2"})["answer"] == "2"
+    as_they_are |= {"answer": '["saw", "hammer"]', "duration": "0:12"}
+    for options in ({"options": '["a", "b", "c"]'}, {"A": "a", "B": "b", "C": "c"}, {"option1": "a"}):
+        for cell, answer in (('["A", "C"]', ["A", "C"]), ("[1, 2]", "[1, 2]"), ("2", "2"), ("A", "A")):
+            assert with_types({"answer": cell, **options})["answer"] == answer
     assert with_types(as_they_are) == as_they_are
 
 
