@@ -83,6 +83,7 @@ def build_dataset(
         build = partial(build_dataset, args=args, checker=checker, collator=collator, tells=tells)
         return {key: build(each, training=False, name=f"{name}.{key}") for key, each in dataset.items()}
     is_named = isinstance(dataset, str | Path)
+    place = str(dataset) if is_named else name
     has_samples = isinstance(dataset, GRPODataset) or (not is_named and given_rows(dataset, name) is None)
     if has_samples:
         _check_samples(dataset, args, checker, name)
@@ -107,14 +108,17 @@ def build_dataset(
                 say(how_read(part.name, part.read_as))
             if part.first_number is not None:
                 say(how_counted(part.name, part.first_number))
-    _check_together(getattr(dataset, "records", ()), checker, name)
+    _check_together(getattr(dataset, "records", ()), checker, place)
     if not training and any(part.weight is not None for part in getattr(dataset, "parts", ())):
         raise ValueError("--eval_dataset_use: weights have no effect: evaluation takes every record once")
     return dataset
 
 
-def _check_together(records: Sequence[Record], checker: ChecksRecords, name: str) -> None:
+def _check_together(records: Sequence[Record], checker: ChecksRecords, place: str) -> None:
     """Check what the run needs of some records. Of a large file a few are looked at.
+
+    Args:
+        place: of the records, for the error.
 
     Raises:
         RecordError: none of them has it.
@@ -123,7 +127,7 @@ def _check_together(records: Sequence[Record], checker: ChecksRecords, name: str
     problem = checker.check_records(read)
     if problem:
         of_all = f" ({len(read):,} of {counted(len(records), 'record')} looked at)" if len(read) < len(records) else ""
-        raise RecordError(f"{name}: {problem}{of_all}")
+        raise RecordError(f"{place}: {problem}{of_all}")
 
 
 def _check_samples(dataset: Any, args: GRPOConfig, checker: ChecksRecords, name: str) -> None:

@@ -138,6 +138,18 @@ def test_the_rows_of_a_part_of_the_data_are_those_of_a_run(tmp_path, write_rows,
     assert [row["id"] for row in json.loads((tmp_path / "part.json").read_text())] == of_a_run[0]
 
 
+def test_a_field_that_a_reward_requires_and_no_record_has_is_named_behind_the_report(
+    tmp_path, write_rows, make_row, capsys
+):
+    (tmp_path / "r.py").write_text("def near(completions, station):\n    return [1.0] * len(completions)\n")
+    path = write_rows([make_row(id="one"), make_row(id="two")], "data.json")
+    with pytest.raises(SystemExit) as ended:
+        main(["check", str(path), "--reward_funcs", f"{tmp_path / 'r.py'}:near"])
+    said = capsys.readouterr()
+    assert ended.value.code and "2 records, 2 good" in said.out
+    assert "data.json: reward \"near\" needs the column 'station', which no record has" in said.err
+
+
 def test_check_counts_the_tools_of_prompts(folder, tiny_checkpoint, capsys):
     command = ("check", folder / "data.jsonl", "--json", "--model", tiny_checkpoint())
     without, offered = (

@@ -149,6 +149,23 @@ def test_a_range_of_steps_is_not_saved(browser, tmp_path):
         assert not browser.run("document.querySelector('#correct').disabled"), text
 
 
+def test_an_edited_answer_is_not_among_those_that_nobody_has_looked_at(browser, tmp_path):
+    """The file had the answer of the model, which the reader has found wrong."""
+    rows = [label(name, "(2) fan", 1.0, steps=[[2, "fan"], [3, "screw"]]) for name in ("one", "two")]
+    written = write_labels(tmp_path, "run", rows, "qwenvl train")
+    browser.open(f"{written.page.as_uri()}#id=cam/one.mp4")
+    browser.wait("document.querySelector('#group article') !== null")
+    browser.run("localStorage.clear()")
+    browser.run("document.querySelector('#unchecked').click()")
+    assert browser.run(COUNT) == "save 2 records"
+    typed = "(box => { box.value = '%s'; box.dispatchEvent(new Event('input')); })(document.querySelector('#answer'))"
+    browser.run(typed % "(3) screw")
+    browser.wait(f"{COUNT} === 'save 1 record'")
+    assert "1 edited and not saved as a correction" in browser.run("document.querySelector('#done').textContent")
+    browser.run("document.querySelector('#correct').click()")
+    browser.wait(f"{COUNT} === 'save 2 records'")
+
+
 def test_answers_that_training_refuses_are_not_saved_unchecked(browser, tmp_path):
     """By the rule of those that people type."""
     steps = [[1, "lid"], [2, "fan"], [3, "screw"]]

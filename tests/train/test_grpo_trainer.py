@@ -224,9 +224,9 @@ def test_a_field_that_a_step_lacks_is_none_and_one_that_all_records_lack_is_refu
     steps = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 1, "max_steps": len(rows)}
     make_trainer(dataset_use=str(mixed), functions=[near], **steps).train()
     assert len(seen) == len(rows) and sorted(map(str, seen)) == ["{'north'}", *["{None}"] * (len(rows) - 1)]
-    with pytest.raises(RecordError, match='train_dataset: reward "near" needs the column \'station\', which no record'):
+    with pytest.raises(RecordError, match=r'sop\.json: reward "near" needs the column .station., which no record'):
         make_trainer(functions=[near])
-    with pytest.raises(RecordError, match="eval_dataset: reward"):
+    with pytest.raises(RecordError, match=r"sop\.json: reward"):
         make_trainer(dataset_use=str(mixed), eval_dataset_use=str(sop_data), functions=[near])
     elsewhere = sop_data.parent / "elsewhere.json"  # whose records go to the other function
     elsewhere.write_text(json.dumps([{**row, "reward": "accuracy"} for row in json.loads(sop_data.read_text())]))

@@ -64,9 +64,8 @@ def upright_image(path: str, most_pixels: int = MAX_IMAGE_PIXELS) -> Image.Image
                 advice = "name it as a clip, under `video`" if image.format == "GIF" else "make a clip of it"
                 raise BadMediaError(path, f"an animation of {count} frames in the place of a picture: {advice}")
             if image.mode in ("I", "F"):
-                raise BadMediaError(
-                    path, "32 bits a pixel, which do not say what is black and what is white: save it with 8 or 16 bits"
-                )
+                reason = "its numbers do not say what is black and what is white: save it with 8 or 16 bits, unsigned"
+                raise BadMediaError(path, reason)
             return _to_rgb(_upright(image))
     except UnidentifiedImageError:
         raise BadMediaError(path, f"not an image of a known format ({', '.join(FORMATS)})") from None

@@ -426,18 +426,21 @@ class Labels extends List {
     return this.checked.unsaved.size + this.drafts.unsaved.size;
   }
 
+  // Whether nobody has looked at an answer. One that was edited was not right as it is.
+  isUnseen(n) {
+    return this.index.answered[n] && !this.done(n) && this.drafts.get(n) === undefined;
+  }
+
   // The numbers of the labels that would be saved.
   toSave() {
     const all = document.querySelector("#unchecked").checked;
-    return this.index.ids
-      .map((_, n) => n)
-      .filter((n) => this.done(n) || (all && this.index.answered[n] && !this.refused[n]));
+    return this.index.ids.map((_, n) => n).filter((n) => this.done(n) || (all && this.isUnseen(n) && !this.refused[n]));
   }
 
   // How many answers are left out of what is saved: nobody has looked at them, and training would refuse them.
   leftOut() {
     if (!document.querySelector("#unchecked").checked) return 0;
-    return this.refused.filter((refused, n) => refused && this.index.answered[n] && !this.done(n)).length;
+    return this.refused.filter((refused, n) => refused && this.isUnseen(n)).length;
   }
 
   count() {
