@@ -29,6 +29,7 @@ from qwenvl.data.records.parse import ReadOptions, RecordCheck, media_hints, unr
 from qwenvl.data.records.presets import how_counted, how_read, span_hints
 from qwenvl.data.records.record_file import RUN_SEED, RecordFile, all_or_spot_checked
 from qwenvl.data.timeline_hints import TimelineTimes, fineness, short_spans, span_problems, timeline_times, unread_times
+from qwenvl.data.tool_options import ToolOptions
 from qwenvl.failure import beginning, counted, visible
 from qwenvl.files import check_new
 from qwenvl.inspection.convert import check_kind, write_records
@@ -223,7 +224,7 @@ def _offered_tools(args: argparse.Namespace) -> list[dict[str, Any]]:
         return []
     from qwenvl.tools.functions import schemas_of  # it loads torch
 
-    return schemas_of(args)
+    return schemas_of(ToolOptions(tools=args.tools))
 
 
 def examine(

@@ -22,7 +22,7 @@ from qwenvl.data.order import EpochSampler, Grouping, Part, RepeatedSteps
 from qwenvl.data.prompt_length import LengthEstimate
 from qwenvl.data.records.parse import ReadOptions
 from qwenvl.data.records.presets import how_counted, how_read
-from qwenvl.data.records.record_file import all_or_spot_checked, without_bad_rows
+from qwenvl.data.records.record_file import all_or_spot_checked, are_all_read, without_bad_rows
 from qwenvl.data.records.sources import EXPECTED, given_rows
 from qwenvl.data.views import SHOWN, View, changed_by, reads_completions, unchanged, view_named
 from qwenvl.failure import counted
@@ -115,7 +115,7 @@ def build_dataset(
 
 
 def _check_together(records: Sequence[Record], checker: ChecksRecords, place: str) -> None:
-    """Check what the run needs of some records. Of a large file a few are looked at.
+    """Check what the run needs of some records. Of a large file a few are looked at, which proves nothing of others.
 
     Args:
         place: of the records, for the error.
@@ -125,9 +125,10 @@ def _check_together(records: Sequence[Record], checker: ChecksRecords, place: st
     """
     read = list(all_or_spot_checked(records))
     problem = checker.check_records(read)
+    if problem and are_all_read(records):
+        raise RecordError(f"{place}: {problem}")
     if problem:
-        of_all = f" ({len(read):,} of {counted(len(records), 'record')} looked at)" if len(read) < len(records) else ""
-        raise RecordError(f"{place}: {problem}{of_all}")
+        say(f"worth a look: {place}: {problem} ({len(read):,} of {counted(len(records), 'record')} looked at)")
 
 
 def _check_samples(dataset: Any, args: GRPOConfig, checker: ChecksRecords, name: str) -> None:

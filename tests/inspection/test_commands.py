@@ -157,6 +157,7 @@ def test_check_counts_the_tools_of_prompts(folder, tiny_checkpoint, capsys):
     )
     assert offered > without
     assert "--tools: give --model" in refused(capsys, "check", folder / "data.jsonl", "--tools", "look")
+    assert "--tools nosuch: there are look, zoom" in refused(capsys, *command, "--tools", "nosuch")
 
 
 def test_what_write_clean_cannot_write_costs_no_report(folder, capsys, monkeypatch, write_rows, make_row):

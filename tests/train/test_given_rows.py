@@ -126,8 +126,10 @@ def test_rows_with_decoded_pictures_train(make_trainer, tmp_path):
 
 def test_rows_that_are_left_out_are_no_obstacle_to_the_others(make_trainer):
     rows = [{"prompt": "Which?", "solution": np.int64(3), "nums": np.array([1, 2])}, {"id": "bad"}]
+    rows[0]["boxes"] = np.array([[1.5, 2], [3, 4]])
     samples = load_dataset(rows, on_bad_sample="skip")
     assert (samples.records[0].solution, samples.records[0].fields["nums"]) == ("3", [1, 2])
+    assert samples.records[0].fields["boxes"] == [[1.5, 2.0], [3.0, 4.0]]
     once = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 1, "max_steps": 1}
     trainer = make_trainer(datasets=(samples,), dataset_use=None, functions=["accuracy"], **once)
     trainer.train()

@@ -210,7 +210,9 @@ def test_evaluation_of_several_samples_counts_prompts_once(make_trainer, sop_dat
     assert metrics["eval_total_reward_ci95"] == pytest.approx((found.high - found.low) / 2)
 
 
-def test_a_field_that_a_step_lacks_is_none_and_one_that_all_records_lack_is_refused(make_trainer, sop_data):
+def test_a_field_that_a_step_lacks_is_none_and_one_that_all_records_lack_is_refused(
+    make_trainer, sop_data, monkeypatch, capsys
+):
     rows = json.loads(sop_data.read_text())
     rows[2]["station"] = "north"
     mixed = sop_data.parent / "mixed.json"
@@ -228,6 +230,10 @@ def test_a_field_that_a_step_lacks_is_none_and_one_that_all_records_lack_is_refu
         make_trainer(functions=[near])
     with pytest.raises(RecordError, match=r"sop\.json: reward"):
         make_trainer(dataset_use=str(mixed), eval_dataset_use=str(sop_data), functions=[near])
+    monkeypatch.setattr("qwenvl.step.assemble.are_all_read", lambda records: False)
+    make_trainer(functions=[near])  # of a large file others may have it
+    assert "sop.json: reward \"near\" needs the column 'station'" in capsys.readouterr().err
+    monkeypatch.undo()
     elsewhere = sop_data.parent / "elsewhere.json"  # whose records go to the other function
     elsewhere.write_text(json.dumps([{**row, "reward": "accuracy"} for row in json.loads(sop_data.read_text())]))
     make_trainer(dataset_use=str(mixed), eval_dataset_use=str(elsewhere), functions=[near, "accuracy"]).evaluate()

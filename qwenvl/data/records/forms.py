@@ -388,7 +388,8 @@ def checked_text(text: Any, place: str) -> str:
         raise RecordError(f"{place}: expected a string, got {kind_of(text)}")
     problem = text_problem(text)
     if problem:
-        raise RecordError(f"{place}: {problem}; leave it out, and write <video> or <image> where media belongs")
+        advice = ", and write <video> or <image> where media belongs" if "<|" in problem else ""
+        raise RecordError(f"{place}: {problem}; leave it out{advice}")
     return text
 
 

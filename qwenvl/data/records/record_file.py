@@ -224,6 +224,9 @@ def _check_one_is_good(problems: Iterable[str]) -> None:
 
 def all_or_spot_checked(records: Sequence[Record]) -> Iterable[Record]:
     """The readable records: all where they are in memory or at most ``COMPARED``, else those of ``spot_checked``."""
-    if isinstance(records, list) or len(records) <= COMPARED:
-        return without_bad_rows(records)
-    return without_bad_rows(spot_checked(records))
+    return without_bad_rows(records if are_all_read(records) else spot_checked(records))
+
+
+def are_all_read(records: Sequence[Record]) -> bool:
+    """Whether ``all_or_spot_checked`` gives all of these records."""
+    return isinstance(records, list) or len(records) <= COMPARED

@@ -310,8 +310,10 @@ def _given_row(given: Any, name: str, index: int) -> Row:
 
 def _plain(value: Any) -> Any:
     """A value with its pictures as the bytes of a PNG file, which loses nothing, and numbers of numpy as Python's."""
-    if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and value.ndim == 1):
-        return value.tolist()
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, np.ndarray) and value.ndim <= 2:  # those of more dimensions are pictures
+        return [_plain(one) for one in value]
     if isinstance(value, Image):
         data = io.BytesIO()
         picture = value if value.mode in _PNG_MODES else value.convert("RGB")

@@ -43,6 +43,16 @@ _SHORT_EXPONENT = re.compile(r"\^\{([0-9])\}")  # x^{2} is x^2
 _BOXED = re.compile(r"\\(?:boxed|text|textbf|mathrm)\s{0,4}\{([^{}]*)\}")
 _SHORT_UNIT = re.compile("[msghdctVAKNJWLl]|min")
 _UNIT = re.compile(r"[^\W\d_]{2,}(?: [^\W\d_]{2,}|/[^\W\d_]+)*")  # cm, square metres, km/h
+# m/s^2, N m, square metres: words, and letters that are units, with powers.
+_SIMPLE_UNIT = rf"(?:[^\W\d_]{{2,}}|{_SHORT_UNIT.pattern})(?:\^\{{?-?[0-9]\}}?)?"
+_TIMES = r"\s*(?:\*|·|\\cdot)\s*"
+_COMPOUND_UNIT = re.compile(rf"{_SIMPLE_UNIT}(?:(?:\s*/\s*|{_TIMES}|\s+){_SIMPLE_UNIT})*")
+_NUMBER_AND_UNIT = re.compile(rf"(.*?[0-9])\s*({_COMPOUND_UNIT.pattern})\s*")
+# The unit at the end of 5\,\text{ m}^2, and what may part it from its number.
+_WRAPPED_UNIT = re.compile(rf"{_WRAPPED.pattern}\s*(\^\{{?-?[0-9]\}}?)?\s*$")
+_SPACES_OF_LATEX = re.compile(r"(?:\s|~|\\[,;:!> ]|\\quad)+$")
+_ENDS_AS_A_NUMBER = re.compile(r"[0-9}\])°%]$")
+_SCIENTIFIC = re.compile(r"(?<![\w.])([0-9]+(?:\.[0-9]+)?)[eE]\+?(-?[0-9]{1,2})(?![\w.])")  # 3e5, which is not 3 e 5
 
 # The unit of 24 cm^2, which would be words beside mathematics. A lone letter, 24 x^2, may be a variable.
 _POWER_OF_UNIT = re.compile(r"(?<=[0-9}]) ?([^\W\d_]{2,}) ?\^ ?\{?([0-9])\}?$")
@@ -53,11 +63,11 @@ class MathReward:
 
     Compared are the answer block of the completion, the first behind its thinking, and that of the solution, or the
     whole solution where it has no block. Texts that are equal once normalized are equal. Other pairs are parsed as
-    LaTeX and verified by math-verify, gold first: 1/2 is 0.5, the square root of 8 is twice that of 2. Signs that
-    Unicode has (x², ½, √2, π, 90°) are read as their LaTeX. Words, single letters and what holds a colon ("A", "yes",
-    "12:30") compare as text. A unit in words must be the same. An answer longer than 500 characters scores 0. A pair
-    that takes more than 2 s of computing, or 3 GiB of memory, gets no value: it is named in the log and counted as
-    ``reward/math_accuracy/skipped``.
+    LaTeX and verified by math-verify, gold first: 1/2 is 0.5, the square root of 8 is twice that of 2, and 3e5 is
+    300000. Signs that Unicode has (x², ½, √2, π, 90°) are read as their LaTeX. Words, single letters and what holds a
+    colon ("A", "yes", "12:30") compare as text. A unit in words or text of LaTeX must be the same, and is not
+    converted. An answer longer than 500 characters scores 0. A pair that takes more than 2 s of computing, or 3 GiB of
+    memory, gets no value: it is named in the log and counted as ``reward/math_accuracy/skipped``.
     """
 
     def __init__(self) -> None:
@@ -127,7 +137,7 @@ def compare_as_text(gold: str, answer: str | None) -> bool | tuple[str, str]:
         return False
     gold = _unboxed(in_latex(gold))
     answer = _unboxed(in_latex(answer))
-    if plain(gold) == plain(answer):
+    if plain(_unwrapped(gold)) == plain(_unwrapped(answer)):
         return True
     gold_part, gold_unit = split_unit(gold)
     answer_part, answer_unit = split_unit(answer)
@@ -224,14 +234,29 @@ def is_mathematical(text: str) -> bool:
     return not (":" in text or _WORD.search(bare) or _LONE_LETTER.fullmatch(text))
 
 
+def _unwrapped(text: str) -> str:
+    r"""A text without the dollar signs and the ``\text{}`` of LaTeX."""
+    return " ".join(_WRAPPED.sub(r" \1 ", text.replace("$", " ")).split())
+
+
 def split_unit(text: str) -> tuple[str, str]:
-    """An expression and the words after its last number, or no words where something else follows it.
+    r"""An expression and the words after its last number, or no words where something else follows it.
 
     Example:
-        >>> split_unit("2.5 Cars"), split_unit("x + 1")
-        (('2.5', 'cars'), ('x + 1', ''))
+        >>> split_unit("2.5 Cars"), split_unit(r"\frac{1}{2} \text{ m}^2"), split_unit("x + 1")
+        (('2.5', 'cars'), ('\\frac{1}{2}', 'm^2'), ('x + 1', ''))
     """
-    unwrapped = " ".join(_WRAPPED.sub(r" \1 ", text.replace("$", " ")).split())
+    shown = text.replace("$", " ")
+    wrapped = _WRAPPED_UNIT.search(shown)
+    if wrapped is not None:
+        number = _SPACES_OF_LATEX.sub("", shown[: wrapped.start()])
+        words = wrapped[1].strip()
+        if _ENDS_AS_A_NUMBER.search(number) and _COMPOUND_UNIT.fullmatch(words) and not _FUNCTION.fullmatch(words):
+            return number, _name_of_unit(words + (wrapped[2] or ""))
+    unwrapped = _unwrapped(text)
+    rate = _NUMBER_AND_UNIT.fullmatch(unwrapped)
+    if rate is not None and "/" in rate[2] and _PLAIN.fullmatch(plain(rate[1])):
+        return rate[1], _name_of_unit(rate[2])
     power = _POWER_OF_UNIT.search(unwrapped)
     if power is not None and not _FUNCTION.fullmatch(power[1]):
         return unwrapped[: power.start()], f"{normalized(power[1])}^{power[2]}"
@@ -244,6 +269,18 @@ def split_unit(text: str) -> tuple[str, str]:
     if tail.start() == 0 or not _UNIT.fullmatch(unit) or _FUNCTION.search(unit):
         return text, ""
     return unwrapped[: tail.start()], unit
+
+
+def _name_of_unit(text: str) -> str:
+    r"""A unit in one notation. Words have small letters; of lone letters these are other units.
+
+    Example:
+        >>> _name_of_unit("KM / h"), _name_of_unit(r"N \cdot m^{2}")
+        ('km/h', 'N m^2')
+    """
+    name = re.sub(r"[^\W\d_]{2,}", lambda word: word[0].lower(), re.sub(_TIMES, " ", text))
+    name = re.sub(r"\s*/\s*", "/", name.replace("{", "").replace("}", ""))
+    return " ".join(name.split())
 
 
 def equivalent(gold: str, answer: str) -> bool:
@@ -264,6 +301,7 @@ def serve() -> Callable[[tuple[str, str]], bool]:
 @lru_cache(maxsize=1024)
 def _parsed(expression: str) -> list[Any]:
     library = require("math_verify", "rewards")
+    expression = _SCIENTIFIC.sub(r"\1 \\times 10^{\2}", expression)
     logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that it sets no deadline: the worker has one
     return library.parse(
         f"${expression.replace('$', ' ').strip()}$",

@@ -89,7 +89,7 @@ def thinking_of(text: str, opened: bool) -> tuple[str, bool] | None:
 
 def _answer_block(text: str) -> Block | None:
     """The first answer block behind the thinking, which may hold drafts, or else the first at all."""
-    _, closed, behind = text.partition("</think>")
+    _, closed, behind = text.rpartition("</think>")  # turns with tools in between think several times
     block = first_block(behind, "answer") if closed else None
     return block or first_block(text, "answer")
 

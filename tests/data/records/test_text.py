@@ -85,7 +85,7 @@ def test_a_file_replaced_while_open_is_read_as_it_was(tmp_path):
 def workbook():
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as archive:
-        archive.writestr("xl/workbook.xml", "<workbook/>")
+        archive.writestr(zipfile.ZipInfo("xl/workbook.xml"), "<workbook/>")  # of 1980, whatever the clock says
     return file.getvalue()
 
 

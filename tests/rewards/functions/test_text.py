@@ -26,6 +26,7 @@ def test_full_width_forms_are_read_as_plain_ones():
     assert answer_of("<answer>（１）Ｂ，　５：００</answer>") == "(1)B, 5:00"
     drafted = "<think>maybe <answer>5</answer>? no</think>"
     assert answer_of(f"{drafted}<answer>6</answer>") == solution_of(f"{drafted}<answer>6</answer>") == "6"
+    assert answer_of(f"<think>look</think>\n{drafted}<answer>6</answer>") == "6"
     assert answer_of(f"{drafted} so") == answer_of("<answer>5</answer></think>") == "5"
     assert solution_of("（1）") == solution_of("<answer>（1）</answer>") == "(1)"
     assert pairs(["<answer>Ｂ</answer>", "Ｂ"], ["Ｂ", "Ｃ"]) == [("B", "B"), (None, "C")]
