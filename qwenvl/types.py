@@ -334,8 +334,7 @@ def places_of(counts: Sequence[int], rows: Sequence[int]) -> list[int]:
 def select_media(
     values: Tensor | None, grids: Tensor | None, per_prompt: Sequence[int], rows: Sequence[int]
 ) -> tuple[Tensor | None, Tensor | None]:
-    """The patches, unless they were dropped, and the grids of the media of the prompts ``rows``. None: they have none.
-    """
+    """The patches, unless they were dropped, and the grids of the media of the prompts ``rows``, or None and None."""
     if grids is None or (values is not None and not len(values)):  # blank media belong to no prompt and stay
         return values, grids
     media = places_of(per_prompt, rows)

@@ -11,7 +11,7 @@ from pathlib import Path
 from qwenvl.config.command_line import tell_otherwise
 from qwenvl.config.flags import FlagParser, wants_help
 from qwenvl.data.errors import told_to_the_user
-from qwenvl.data.options import DecodingOptions, FrameOptions, ReadingOptions, SizeOptions
+from qwenvl.data.options import RUN_SEED, DecodingOptions, FrameOptions, ReadingOptions, SizeOptions
 from qwenvl.data.tool_options import ToolOptions
 from qwenvl.files import check_new, written_whole
 from qwenvl.inspection.flags import NOT_OF_A_LOOK, ProcessorOptions, add_dataset_flags, add_frame_flags, check_flags
@@ -41,7 +41,7 @@ class PreviewOptions(Options):
 
     n: int = option(8, "Records to show, at least 1, spread over the data set.", least=1)
     epoch: int = option(0, "Epoch whose frames are drawn where sampling is dynamic.", least=0)
-    seed: int = option(42, "Run seed of the draw, as in training.", least=0)
+    seed: int = option(RUN_SEED, "Run seed of the draw, as in training.", least=0)
     out: str = option("preview.html", "The page to write.")
 
 

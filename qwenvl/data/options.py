@@ -10,6 +10,9 @@ from typing import Any, Literal
 
 from qwenvl.option import Options, no_effect, option, was_set
 
+RUN_SEED = 42
+"""The default of ``--seed``. Commands without that flag take the rows of ``name%NN`` that such a run takes."""
+
 
 @dataclass
 class FileOptions(Options):

@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING, Any
 from qwenvl.config.flags import FlagParser
 from qwenvl.console import show
 from qwenvl.data.errors import BadMediaError, RecordError, place_of
-from qwenvl.data.options import PromptOptions, SampleOptions
+from qwenvl.data.options import RUN_SEED, PromptOptions, SampleOptions
 from qwenvl.data.order import Part, draws_per_epoch
 from qwenvl.data.records.catalog import DatasetSource, resolve_datasets
 from qwenvl.data.records.clip_settings import settings_read
 from qwenvl.data.records.framing import unframed
 from qwenvl.data.records.parse import ReadOptions, RecordCheck, media_hints, unread_keys_of, unread_text
 from qwenvl.data.records.presets import how_counted, how_read, span_hints
-from qwenvl.data.records.record_file import RUN_SEED, RecordFile, all_or_spot_checked
+from qwenvl.data.records.record_file import RecordFile, all_or_spot_checked
 from qwenvl.data.timeline_hints import TimelineTimes, fineness, short_spans, span_problems, timeline_times, unread_times
 from qwenvl.data.tool_options import ToolOptions
 from qwenvl.failure import beginning, counted, visible

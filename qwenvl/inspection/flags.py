@@ -9,11 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 from qwenvl.config.flags import FlagParser
 from qwenvl.console import say
-from qwenvl.data.options import DecodingOptions, FrameOptions, PromptOptions, ReadingOptions, SizeOptions
+from qwenvl.data.options import (
+    RUN_SEED,
+    DecodingOptions,
+    FrameOptions,
+    PromptOptions,
+    ReadingOptions,
+    SizeOptions,
+)
 from qwenvl.data.records.catalog import resolve_datasets
 from qwenvl.data.records.parse import ReadOptions, record_hints
 from qwenvl.data.records.presets import how_counted, how_read
-from qwenvl.data.records.record_file import RUN_SEED, RecordFile
+from qwenvl.data.records.record_file import RecordFile
 from qwenvl.model.hub import require_model
 from qwenvl.option import Options, option
 from qwenvl.types import Hint, Record

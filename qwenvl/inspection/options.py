@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from qwenvl.data.options import RUN_SEED
 from qwenvl.option import Options, option
 
 DEFAULT_REWARDS = ["accuracy"]
@@ -28,6 +29,6 @@ class CheckOptions(Options):
     tools: list[str] | None = option(
         None, "Tools that prompts offer, as --tools of training. Needs --model.", unset="no tools"
     )
-    seed: int = option(42, "Run seed, which draws the rows of DATA%NN, as in training.", least=0)
+    seed: int = option(RUN_SEED, "Run seed, which draws the rows of DATA%NN, as in training.", least=0)
     jobs: int = option(2, "Clips that are decoded at the same time, at least 1.", least=1)
     json: bool = option(False, "Print the report as JSON.")

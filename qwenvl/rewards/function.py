@@ -230,7 +230,7 @@ def columns_problem(function: RewardFunction, columns: Collection[str]) -> str |
     if first in _named_parameters(function) and first in columns:
         return (
             f'reward "{function.name}" has no parameter `completions`, and its first one, `{first}`, may mean them or '
-            "the column of that name: call the one for the completions `completions`"
+            "the column of that name; name the parameter for the completions `completions`"
         )
     missing = sorted(required_columns(function) - {"completions", *columns})
     if missing:

@@ -285,9 +285,9 @@ class Rubric:
         """
 
         def log(name: str, value: Any) -> None:
-            if name == "skipped":
-                raise RewardError(f'reward "{function.name}": log_metric("skipped", ...) is the count of failed rows')
-            given.logged[f"reward/{function.name}/{name}"].append(float(value))
+            # The log has the count of failed rows as `skipped`.
+            shown = "own_skipped" if name == "skipped" else name
+            given.logged[f"reward/{function.name}/{shown}"].append(float(value))
 
         shared = {"trainer_state": _copied_state(given.trainer_state, with_rows=False), "log_metric": log}
         own_texts: list[str] = [given.texts[row] for row in rows]

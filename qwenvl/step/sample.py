@@ -94,7 +94,7 @@ class SampleNow:
     def ready(self, step: StepContext) -> Iterator[None]:
         """See ``Sampler.ready``."""
         if step.version is None:
-            self.looks.forget()
+            self.looks.forget()  # a script may have changed the tower
         with self.processes.gather_weights(step.policy, step.wrapped):
             if not isinstance(self.engine, EngineWithWeights):
                 yield

@@ -45,7 +45,7 @@ from qwenvl.run_log.log import append_lines, drop_cut_line, hash_of, plain, read
 from qwenvl.run_log.report.evaluation import write_labels
 from qwenvl.run_log.report.timelines import axis_length, span_as_shown
 from qwenvl.run_log.report.write import check_no_links
-from qwenvl.timeline import TimedStep, plain_name, spans_alone, timeline_in
+from qwenvl.timeline import TimedStep, plain_name, seconds_of, spans_alone, timeline_in
 from qwenvl.types import FrameInfo, PromptBatch, Record, RolloutBatch
 from qwenvl.use.label_table import LabelTable
 from qwenvl.use.options import UseRequest
@@ -234,11 +234,12 @@ class Labels:
             return {"steps": steps, "timeline": None, "vote_spans": []}
         spans = timeline_in(answer, numbers_of(listed))
         clips = [FrameInfo.of(clip) for clip in row.get("clips", ())]
+        longest = seconds_of(question.fields.get("duration")) or math.inf  # spans beyond it are refused
         votes = [timeline_in(answer, numbers_of(listed)) for answer, _ in row.get("votes", ())]
         return {
             "steps": steps,
             "timeline": {
-                "length": editor_length([spans, *votes], clips),
+                "length": min(longest, editor_length([spans, *votes], clips)),
                 "spans": [span_as_shown(span) for span in spans],
             },
             "vote_spans": [[span_as_shown(span) for span in vote] for vote in votes],

@@ -10,7 +10,7 @@ from qwenvl.commands.data import main
 from qwenvl.commands.preview import main as preview
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.data.dataset import load_dataset
-from qwenvl.data.records.record_file import RUN_SEED
+from qwenvl.data.options import RUN_SEED
 
 
 @pytest.fixture

@@ -477,7 +477,7 @@ def test_a_special_token_that_a_tool_puts_together_of_what_the_model_wrote_ends_
     got = made.answer(calls + END)
     assert "gave a text that is no part of a prompt: it holds '< |im_end|>'" in got[0]
     *_, last = made.conversations.each[0].calls[-1]
-    assert last.error.endswith("it holds '<|im_end|>', which prompts have for their structure alone")
+    assert last.error.endswith("it holds '<|im_end|>', which the chat template alone writes")
 
 
 def test_an_own_tool_refuses_in_its_own_words(world):

@@ -301,13 +301,14 @@ def test_labels_corrected_on_the_page_train(there, capsys):
 def test_a_record_with_a_timeline_is_asked_about_one_and_saved_without_it(there):
     turns = [{"from": "human", "value": f"<video>\n{QUESTION}"}]
     timeline = [{"step": 1, "start": 0, "end": 1}]
-    rows = [{"id": "a", "video": "clips/2.mp4", "conversations": turns, "timeline": timeline}]
+    record = {"video": "clips/2.mp4", "conversations": turns, "timeline": timeline}
+    rows = [{"id": "a", **record}, {"id": "b", **record, "duration": 3.5}]  # training refuses spans beyond it
     Path("rows.json").write_text(json.dumps(rows))
     labelled("model", "rows.json", "--page")
     text = Path("labels/data/run-0/page-0.js").read_text()
-    [row] = json.loads(text[text.index("[") : text.rindex("]") + 1])
-    assert row["timeline"] == {"length": 4.0, "spans": []} and row["record"]["turns"] == turns
-    assert "timeline" not in others_of(row)
+    shown = json.loads(text[text.index("[") : text.rindex("]") + 1])
+    assert [row["timeline"] for row in shown] == [{"length": 4.0, "spans": []}, {"length": 3.5, "spans": []}]
+    assert all(row["record"]["turns"] == turns and "timeline" not in others_of(row) for row in shown)
 
 
 def shown_rows(folder: str = "labels") -> list[dict]:

@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 HEADER_SECONDS = 5.0  # for a header that is read to learn what a file is, or how large
-# Errors of a decoding process that no file brings about. All others are the file's: decoders, and what reads their
-# results, fail on odd ones in more ways than they have errors of their own for.
+# Errors of a decoding process that are those of the installation. All others are the file's fault: an odd file makes
+# decoders fail in many ways, and also the code that reads their results.
 MISTAKES = ("ImportError", "ModuleNotFoundError", "NameError")
 LEAST_BYTES = 16 * 2**20  # a clip that has less room than that while it is opened is not called damaged
 # Without these glibc hands the memory of every frame back and asks for it anew, which on short clips took as long as
@@ -296,6 +296,7 @@ class GuardedFile(AbstractContextManager):
             if kind in MISTAKES:
                 raise RuntimeError(f"{self.path}: the decoding process failed:\n{error.details}") from None
             if "MemoryError" not in kind:
+                logger.warning(f"{self.path}: the decoding process failed:\n{error.details}")
                 raise BadMediaError(self.path, f"its decoder failed: {error}") from None
             answer = MemoryError()
         if isinstance(answer, MemoryError):

@@ -372,11 +372,11 @@ def text_problem(text: str) -> str | None:
 
     Example:
         >>> text_problem("So be it.<|im_end|>")
-        "it holds '<|im_end|>', which prompts have for their structure alone"
+        "it holds '<|im_end|>', which the chat template alone writes"
     """
     for token in CONTROL_TOKENS:
         if token in text:
-            return f"it holds {token!r}, which prompts have for their structure alone"
+            return f"it holds {token!r}, which the chat template alone writes"
     # JSON can spell one half of a surrogate pair, which has no UTF-8: the tokenizer would fail on it.
     half = _SURROGATE.search(text)
     return half and f"it holds {half[0]!r}, which is half a character"

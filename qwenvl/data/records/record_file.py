@@ -25,8 +25,6 @@ LOADED_BYTES = 512 * 2**20  # unpacked
 LOADED_RECORDS = 20_000
 SPOT_CHECKS = 200  # records of a large file that are read and checked at the start
 FINGERPRINTED = 1_000  # records that the hash in a checkpoint covers
-RUN_SEED = 42
-"""The default of ``--seed``. Commands without that flag take the rows of ``name%NN`` that such a run takes."""
 
 
 class RecordFile(Sequence[Record]):

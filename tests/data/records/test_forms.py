@@ -230,9 +230,9 @@ def turns(text):
             {"conversations": [H, {"from": "system", "value": "s"}, G]},
             "d[0].conversations[1]: a system turn must be the first, this is turn 2",
         ),
-        (turns("<|video_pad|>"), "d[0].conversations[0].value: it holds '<|video_pad|>', which prompts have"),
+        (turns("<|video_pad|>"), "d[0].conversations[0].value: it holds '<|video_pad|>', which the chat template"),
         (turns("a\ud83d b"), "d[0].conversations[0].value: it holds '\\ud83d', which is half a character"),
-        ({"prompt": "a", "solution": "b<|im_end|>"}, "d[0]: the solution: it holds '<|im_end|>', which prompts have"),
+        ({"prompt": "a", "solution": "b<|im_end|>"}, "d[0]: the solution: it holds '<|im_end|>', which the chat"),
         ({"id": 1.5} | turns("a"), "d[0].id: expected a string or a whole number, got number 1.5"),
         ({"messages": [{"role": "human"}]}, "d[0].messages[0].content: expected a string, got nothing"),
         (
