@@ -26,6 +26,7 @@ _PLAIN = re.compile(r"[-+]?[0-9]{1,30}(?:\.[0-9]{1,30})?(?:e[-+]?[0-9]{1,2}|/[0-
 _MIXED = re.compile(r"([-+]?)([0-9]{1,30}) ([0-9]{1,30})/([0-9]{1,30})")  # 1 1/2
 _NO_ZERO = re.compile(r"(?<![\w.])\.(?=[0-9])")  # the point of .5
 _THOUSANDS = re.compile(r"(?<![\w.])[0-9]{1,3}(?: [0-9]{3})+(?![\w/])")  # 10 000
+_THOUSANDS_OF_LATEX = re.compile(r"(?<=[0-9])\\[,;:!](?=[0-9]{3}(?![0-9]))")  # 10\,000
 _BETWEEN_DIGITS = re.compile(r"(?<=[0-9]) (?=[0-9])")
 _OTHER_SPACE = re.compile(r"(?<![0-9]) | (?![0-9])")
 _WRAPPED = re.compile(r"\\(?:text|mathrm|textbf|mbox)\s{0,4}\{([^{}]*)\}")
@@ -185,10 +186,13 @@ def plain(text: str) -> str:
 def in_latex(text: str) -> str:
     """A text with the signs of mathematics that Unicode has in the words of LaTeX, which math-verify reads.
 
+    Thin spaces of LaTeX between thousands are left out.
+
     Example:
         >>> [in_latex(text) for text in ("10³", "1½", "√2 x", "90°", "–3")]
         ['10^{3}', '1 1/2', '\\\\sqrt{2} x', '90^{\\\\circ}', '-3']
     """
+    text = _THOUSANDS_OF_LATEX.sub("", text)
     if text.isascii():
         return text
     text = _SUPERSCRIPTS.sub(_exponent, text)
