@@ -27,11 +27,13 @@ _MIXED = re.compile(r"([-+]?)([0-9]{1,30}) ([0-9]{1,30})/([0-9]{1,30})")  # 1 1/
 _NO_ZERO = re.compile(r"(?<![\w.])\.(?=[0-9])")  # the point of .5
 _THOUSANDS = re.compile(r"(?<![\w.])[0-9]{1,3}(?: [0-9]{3})+(?![\w/])")  # 10 000
 _THOUSANDS_OF_LATEX = re.compile(r"(?<=[0-9])\\[,;:!](?=[0-9]{3}(?![0-9]))")  # 10\,000
+_DELIMITER = re.compile(r"(?<!\\)\\[\[\]()]")  # \[5\] and \(5\)
 _BETWEEN_DIGITS = re.compile(r"(?<=[0-9]) (?=[0-9])")
 _OTHER_SPACE = re.compile(r"(?<![0-9]) | (?![0-9])")
 _WRAPPED = re.compile(r"\\(?:text|mathrm|textbf|mbox)\s{0,4}\{([^{}]*)\}")
 _COMMAND = re.compile(r"\\[a-zA-Z]+")
-_FUNCTION = re.compile(r"\b(?:sin|cos|tan|cot|sec|csc|log|ln|exp|sqrt|pi|lim|max|min|mod)\b")
+_NAMES = "sin|cos|tan|cot|sec|csc|log|ln|exp|pi"
+_FUNCTION = re.compile(rf"(?<![^\W\d_])(?:{_NAMES}|sqrt|lim|max|min|mod)(?![^\W\d_])")
 _WORD = re.compile(r"[^\W\d_]{2,}")
 _LONE_LETTER = re.compile(r"[\s().]*[^\W\d_]?[\s().]*")
 _SUPERSCRIPTS = re.compile("[⁺⁻]?[⁰¹²³⁴⁵⁶⁷⁸⁹]+")
@@ -51,8 +53,11 @@ _COMPOUND_UNIT = re.compile(rf"{_SIMPLE_UNIT}(?:(?:\s*/\s*|{_TIMES}|\s+){_SIMPLE
 _NUMBER_AND_UNIT = re.compile(rf"(.*?[0-9])\s*({_COMPOUND_UNIT.pattern})\s*")
 # The unit at the end of 5\,\text{ m}^2, and what may part it from its number.
 _WRAPPED_UNIT = re.compile(rf"{_WRAPPED.pattern}\s*(\^\{{?-?[0-9]\}}?)?\s*$")
-_SPACES_OF_LATEX = re.compile(r"(?:\s|~|\\[,;:!> ]|\\quad)+$")
+_SPACES_OF_LATEX = re.compile(r"(?:\s|\\[,;:!> ]|\\quad)+$")
 _ENDS_AS_A_NUMBER = re.compile(r"[0-9}\])°%]$")
+# Names and powers as people write them without LaTeX: 2pi, ln(2), x**2, 10^-3.
+_BARE_NAME = re.compile(rf"(?<![\\A-Za-z])({_NAMES})(?![A-Za-z])")
+_SIGNED_POWER = re.compile(r"\^(-[0-9]+)")
 _SCIENTIFIC = re.compile(r"(?<![\w.])([0-9]+(?:\.[0-9]+)?)[eE]\+?(-?[0-9]{1,2})(?![\w.])")  # 3e5, which is not 3 e 5
 
 # The unit of 24 cm^2, which would be words beside mathematics. A lone letter, 24 x^2, may be a variable.
@@ -64,11 +69,12 @@ class MathReward:
 
     Compared are the answer block of the completion, the first behind its thinking, and that of the solution, or the
     whole solution where it has no block. Texts that are equal once normalized are equal. Other pairs are parsed as
-    LaTeX and verified by math-verify, gold first: 1/2 is 0.5, the square root of 8 is twice that of 2, and 3e5 is
-    300000. Signs that Unicode has (x², ½, √2, π, 90°) are read as their LaTeX. Words, single letters and what holds a
-    colon ("A", "yes", "12:30") compare as text. A unit in words or text of LaTeX must be the same, and is not
-    converted. An answer longer than 500 characters scores 0. A pair that takes more than 2 s of computing, or 3 GiB of
-    memory, gets no value: it is named in the log and counted as ``reward/math_accuracy/skipped``.
+    LaTeX, plain writing such as ``ln(2)``, ``x**2`` and ``3e5`` too, and verified by math-verify, gold first: 1/2 is
+    0.5, and the square root of 8 is twice that of 2. Signs that Unicode has (x², ½, √2, π, 90°) are read as their
+    LaTeX. Words, single letters and what holds a colon ("A", "yes", "12:30") compare as text. A unit in words or text
+    of LaTeX must be the same, and is not converted. An answer longer than 500 characters scores 0. A pair that takes
+    more than 2 s of computing, or 3 GiB of memory, gets no value: it is named in the log and counted as
+    ``reward/math_accuracy/skipped``.
     """
 
     def __init__(self) -> None:
@@ -138,8 +144,12 @@ def compare_as_text(gold: str, answer: str | None) -> bool | tuple[str, str]:
         return False
     gold = _unboxed(in_latex(gold))
     answer = _unboxed(in_latex(answer))
-    if plain(_unwrapped(gold)) == plain(_unwrapped(answer)):
+    gold_text = plain(_unwrapped(gold))
+    answer_text = plain(_unwrapped(answer))
+    if gold_text == answer_text:
         return True
+    if _LONE_LETTER.fullmatch(gold_text) and _LONE_LETTER.fullmatch(answer_text):
+        return gold_text.strip("().") == answer_text.strip("().")
     gold_part, gold_unit = split_unit(gold)
     answer_part, answer_unit = split_unit(answer)
     gold_part = improper(gold_part)
@@ -186,13 +196,13 @@ def plain(text: str) -> str:
 def in_latex(text: str) -> str:
     """A text with the signs of mathematics that Unicode has in the words of LaTeX, which math-verify reads.
 
-    Thin spaces of LaTeX between thousands are left out.
+    Thin spaces of LaTeX between thousands are left out, and so is what LaTeX has around mathematics.
 
     Example:
         >>> [in_latex(text) for text in ("10³", "1½", "√2 x", "90°", "–3")]
         ['10^{3}', '1 1/2', '\\\\sqrt{2} x', '90^{\\\\circ}', '-3']
     """
-    text = _THOUSANDS_OF_LATEX.sub("", text)
+    text = _THOUSANDS_OF_LATEX.sub("", _DELIMITER.sub(" ", text))
     if text.isascii():
         return text
     text = _SUPERSCRIPTS.sub(_exponent, text)
@@ -239,8 +249,8 @@ def is_mathematical(text: str) -> bool:
 
 
 def _unwrapped(text: str) -> str:
-    r"""A text without the dollar signs and the ``\text{}`` of LaTeX."""
-    return " ".join(_WRAPPED.sub(r" \1 ", text.replace("$", " ")).split())
+    r"""A text without the dollar signs, the ties and the ``\text{}`` of LaTeX."""
+    return " ".join(_WRAPPED.sub(r" \1 ", text.replace("$", " ").replace("~", " ")).split())
 
 
 def split_unit(text: str) -> tuple[str, str]:
@@ -250,7 +260,7 @@ def split_unit(text: str) -> tuple[str, str]:
         >>> split_unit("2.5 Cars"), split_unit(r"\frac{1}{2} \text{ m}^2"), split_unit("x + 1")
         (('2.5', 'cars'), ('\\frac{1}{2}', 'm^2'), ('x + 1', ''))
     """
-    shown = text.replace("$", " ")
+    shown = text.replace("$", " ").replace("~", " ")
     wrapped = _WRAPPED_UNIT.search(shown)
     if wrapped is not None:
         number = _SPACES_OF_LATEX.sub("", shown[: wrapped.start()])
@@ -306,6 +316,8 @@ def serve() -> Callable[[tuple[str, str]], bool]:
 def _parsed(expression: str) -> list[Any]:
     library = require("math_verify", "rewards")
     expression = _SCIENTIFIC.sub(r"\1 \\times 10^{\2}", expression)
+    expression = _SIGNED_POWER.sub(r"^{\1}", expression.replace("**", "^"))
+    expression = _BARE_NAME.sub(r"\\\1 ", expression)
     logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that it sets no deadline: the worker has one
     return library.parse(
         f"${expression.replace('$', ' ').strip()}$",
