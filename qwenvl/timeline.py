@@ -190,8 +190,8 @@ def time_text(seconds: float) -> str:
 def merged(spans: Iterable[TimedStep]) -> list[TimedStep]:
     """The same spans, those of one step that touch or overlap joined to one, ordered by start.
 
-    The measures of action segmentation see a timeline so: where two neighbouring frames have the same label, they
-    belong to the same segment.
+    Spans of the same times are in the order of their steps, whatever that of the text is. The measures of action
+    segmentation see a timeline so: where two neighbouring frames have the same label, they belong to the same segment.
 
     Example:
         >>> merged([TimedStep(0, 2, 1), TimedStep(2, 3, 1), TimedStep(5, 6, 1)])
@@ -199,7 +199,7 @@ def merged(spans: Iterable[TimedStep]) -> list[TimedStep]:
     """
     result: list[TimedStep] = []
     newest: dict[int | str, int] = {}  # the place in ``result`` of the last span of each step
-    for span in sorted(spans, key=lambda span: (span.start, span.end)):
+    for span in sorted(spans, key=lambda span: (span.start, span.end, str(span.step))):
         place = newest.get(span.step)
         if place is not None and span.start <= result[place].end:
             result[place] = replace(result[place], end=max(result[place].end, span.end))

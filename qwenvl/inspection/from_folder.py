@@ -20,6 +20,7 @@ from typing import Any
 from qwenvl.console import show
 from qwenvl.data.errors import RecordError
 from qwenvl.data.media.source import VIDEO_SUFFIXES
+from qwenvl.data.records.cells import with_types
 from qwenvl.data.records.forms import CONTROL_TOKENS
 from qwenvl.data.records.frame_settings import ROW_KEYS
 from qwenvl.data.records.parse import MISSING, parse_columns, text_or_file
@@ -178,6 +179,7 @@ def _write_labels(args: argparse.Namespace, clips: Sequence[str]) -> None:
 def _record_of(root: Path, clip: str, question: str, label: Label) -> Record:
     """The record of a clip with its label."""
     answer, fields = label
+    cells = {name: value for name, value in fields.items() if isinstance(value, str)}  # of further columns
     return Record(
         id=clip,
         messages=(Message("user", question),),
@@ -185,7 +187,7 @@ def _record_of(root: Path, clip: str, question: str, label: Label) -> Record:
         videos=(str((root / clip).resolve()),),
         images=(),
         clip_meta=(None,),
-        fields=dict(fields),
+        fields={**fields, **with_types(cells)},
         where=clip,
     )
 

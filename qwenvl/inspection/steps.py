@@ -32,6 +32,12 @@ _HEADING = re.compile(
     r"|activit(?:y|ies)|names?|labels?|class(?:es)?|descriptions?|behaviou?rs?|schritte?)",
     re.IGNORECASE,
 )
+# The first line of a list, where a phrase ends with what it lists: "Assembly steps", "step_name", "Montageschritte".
+_TITLE = re.compile(
+    r"(?:[^\W\d_]+[ _-])?(?:steps|(?:step|action|task|label|class)[ _-](?:list|names?|labels?|descriptions?))"
+    r"|[^\W\d_]*schritte|liste der [^\W\d_]+|bezeichnung(?:en)?|t\u00e4tigkeit(?:en)?",
+    re.IGNORECASE,
+)
 # Numbers of their own: "Action 0: take", "T0 take", "No. 0 take" and, behind the name, "take,0".
 _OWN_NUMBER_IN_FRONT = re.compile(r"\W*([^\W\d_]{1,12})[\W_]*(?P<number>[0-9]{1,4})(?![0-9]|[.,][0-9])")
 _OWN_NUMBER_BEHIND = re.compile(r".*[\s,;:=_(](?P<number>[0-9]{1,4})\)?")
@@ -61,6 +67,8 @@ def read_steps(path: Path) -> Steps:
     if all(_BULLET.match(line) for line in lines):
         lines = [_BULLET.sub("", line) for line in lines]
     headings = [line for line in lines if _HEADING.fullmatch(line)]
+    if len(lines) > 1 and _TITLE.fullmatch(lines[0]):
+        headings.insert(0, lines[0])
     if 0 < len(headings) < len(lines):  # where all lines end with a colon, none is one
         raise RecordError(f"{path}: {headings[0]!r} seems to be a heading or a comment; leave it out")
     numbering = _numbering(lines)

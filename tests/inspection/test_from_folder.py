@@ -380,6 +380,7 @@ NUMBERED = (
     *("#{} {}", "{}\t{}", "({}) {}", "{} {}", "{}={}"),
 )
 
+TITLES = ("Assembly steps", "Work steps", "Step name", "step_name", "Action names", "Step list", "Montageschritte")
 HEADINGS = ("# Steps", "Steps:", "// all", "=====", "Steps", "List of steps")
 COUNTED = ("[{}] ", "{}_", "{}| ", "S{} ", "Step_{}: ", "{}> ", "0{}_")
 
@@ -442,6 +443,7 @@ def test_a_file_of_steps_is_read_with_or_without_numbers(tmp_path):
         ("name,id\na,1\nb,2", "numbered, as in 'a,1'"),
         *((f"a{sign}0\nb{sign}1", "lines seem to be numbered, as in") for sign in (",", "\t", ": ", "=")),
         *((f"{head}\ntake\nlid", "seems to be a heading") for head in ("step", "Action", "name", "Label", "Schritt")),
+        *((f"{title}\ntake\nlid", f"'{title}' seems to be a heading") for title in TITLES),
         ("take\n-----\nlid", "'-----' seems to be a heading or a comment"),
         ("take\nstep 2", "expected step 1, got 'take'"),
         ("take the lid\n  with the left hand\nput", "'with the left hand' is indented below 'take the lid'"),

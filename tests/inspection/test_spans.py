@@ -244,6 +244,13 @@ def test_a_label_file_at_the_path_of_a_clip_is_no_other_clips(folder, make_clip,
     assert record.videos[0].endswith("clips/1.mp4") and solutions() == ["0.0-3.0 (1) insert fan"]
 
 
+def test_lists_of_rewards_in_further_columns_are_read(folder, capsys):
+    Path("spans.csv").write_text('clip,step,start,end,evidence,note\na.mp4,insert fan,0,1,"[[0, 0.5]]",[1]\n')
+    run(capsys, "--answers", "spans.csv", "--steps", "steps.txt")
+    [record] = records()
+    assert (record.fields["evidence"], record.fields["note"]) == ([[0, 0.5]], "[1]")
+
+
 def test_files_with_ranges_of_frames_or_times_become_timelines(folder, capsys):
     Path("labels").mkdir()
     Path("labels/a.txt").write_text("1-5 SIL\n6-15 insert_fan\n16-30 close_lid\n")  # Breakfast

@@ -41,6 +41,7 @@ BY_HAND = {  # answer, solution, value
         ("0-1 (1); 1-3 (1); 3-4 (2)", TWO, 1),
         ("0-1 (1); 2-3 (1); 3-4 (2)", TWO, 2 / 3),  # with a pause between them they are two
         ("(1) (2)", TWO, 0),  # no span
+        ("0-3 (2); 0-3 (1)", "0-3 (1); 0-3 (2)", 1),  # at once: the order of the lines says nothing
     ],
     "frame_accuracy": [  # of 10 s
         ("0-4 (1); 4-8 (2)", TWO, 1),
