@@ -27,7 +27,7 @@ from qwenvl.data.records.clip_settings import settings_read
 from qwenvl.data.records.framing import unframed
 from qwenvl.data.records.parse import ReadOptions, RecordCheck, media_hints, unread_keys_of, unread_text
 from qwenvl.data.records.presets import how_counted, how_read, span_hints
-from qwenvl.data.records.record_file import RecordFile, all_or_spot_checked
+from qwenvl.data.records.record_file import RecordFile, check_together
 from qwenvl.data.timeline_hints import TimelineTimes, fineness, short_spans, span_problems, timeline_times, unread_times
 from qwenvl.data.tool_options import ToolOptions
 from qwenvl.failure import beginning, counted, visible
@@ -212,9 +212,8 @@ def run(args: argparse.Namespace) -> int:
             # The file is read with the flags of the check, which put their texts around prompts again.
             good = (unframed(record, reading) for record in report.good)
             show(write_records(good, Path(args.write_clean)))
-    problem = rubric and rubric.check_records(list(all_or_spot_checked(report.good)))
-    if problem:  # of no single record
-        raise RecordError(f"{args.dataset}: {problem}")
+    if rubric:
+        check_together(report.good, rubric.check_records, args.dataset)
     return 1 if report.problems or not report.good else 0
 
 

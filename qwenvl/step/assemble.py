@@ -22,7 +22,7 @@ from qwenvl.data.order import EpochSampler, Grouping, Part, RepeatedSteps
 from qwenvl.data.prompt_length import LengthEstimate
 from qwenvl.data.records.parse import ReadOptions
 from qwenvl.data.records.presets import how_counted, how_read
-from qwenvl.data.records.record_file import all_or_spot_checked, are_all_read, without_bad_rows
+from qwenvl.data.records.record_file import all_or_spot_checked, check_together, without_bad_rows
 from qwenvl.data.records.sources import EXPECTED, given_rows
 from qwenvl.data.views import SHOWN, View, changed_by, reads_completions, unchanged, view_named
 from qwenvl.failure import counted
@@ -108,27 +108,10 @@ def build_dataset(
                 say(how_read(part.name, part.read_as))
             if part.first_number is not None:
                 say(how_counted(part.name, part.first_number))
-    _check_together(getattr(dataset, "records", ()), checker, place)
+    check_together(getattr(dataset, "records", ()), checker.check_records, place)
     if not training and any(part.weight is not None for part in getattr(dataset, "parts", ())):
         raise ValueError("--eval_dataset_use: weights have no effect: evaluation takes every record once")
     return dataset
-
-
-def _check_together(records: Sequence[Record], checker: ChecksRecords, place: str) -> None:
-    """Check what the run needs of some records. Of a large file a few are looked at, which proves nothing of others.
-
-    Args:
-        place: of the records, for the error.
-
-    Raises:
-        RecordError: none of them has it.
-    """
-    read = list(all_or_spot_checked(records))
-    problem = checker.check_records(read)
-    if problem and are_all_read(records):
-        raise RecordError(f"{place}: {problem}")
-    if problem:
-        say(f"worth a look: {place}: {problem} ({len(read):,} of {counted(len(records), 'record')} looked at)")
 
 
 def _check_samples(dataset: Any, args: GRPOConfig, checker: ChecksRecords, name: str) -> None:

@@ -230,7 +230,7 @@ def test_a_field_that_a_step_lacks_is_none_and_one_that_all_records_lack_is_refu
         make_trainer(functions=[near])
     with pytest.raises(RecordError, match=r"sop\.json: reward"):
         make_trainer(dataset_use=str(mixed), eval_dataset_use=str(sop_data), functions=[near])
-    monkeypatch.setattr("qwenvl.step.assemble.are_all_read", lambda records: False)
+    monkeypatch.setattr("qwenvl.data.records.record_file.are_all_read", lambda records: False)
     make_trainer(functions=[near])  # of a large file others may have it
     assert "sop.json: reward \"near\" needs the column 'station'" in capsys.readouterr().err
     monkeypatch.undo()

@@ -49,6 +49,7 @@ def with_types(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _has_options(row: Mapping[str, str]) -> bool:
+    """Whether a row has options, in a column or in several."""
     return any(key in OPTION_KEYS or OPTION_COLUMN.fullmatch(key) or key in LETTERS for key in row)
 
 

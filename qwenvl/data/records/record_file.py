@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
@@ -11,12 +11,14 @@ from typing import Any
 
 import numpy as np
 
+from qwenvl.console import say
 from qwenvl.data.errors import RecordError
 from qwenvl.data.records.catalog import DatasetSource
 from qwenvl.data.records.parse import ReadOptions, RecordCheck, Rows, first_number_of, format_of, read_row
 from qwenvl.data.records.presets import OURS
 from qwenvl.data.records.sources import open_rows
 from qwenvl.data.seeds import stable_random
+from qwenvl.failure import counted
 from qwenvl.run_log.log import hash_of
 from qwenvl.types import Message, Record
 
@@ -228,3 +230,21 @@ def all_or_spot_checked(records: Sequence[Record]) -> Iterable[Record]:
 def are_all_read(records: Sequence[Record]) -> bool:
     """Whether ``all_or_spot_checked`` gives all of these records."""
     return isinstance(records, list) or len(records) <= COMPARED
+
+
+def check_together(records: Sequence[Record], check: Callable[[Collection[Record]], str | None], place: str) -> None:
+    """Check what is needed of some records together. Of a large file a few are looked at, which is said.
+
+    Args:
+        check: the reason why records are of no use together, or None.
+        place: of the records, for the error.
+
+    Raises:
+        RecordError: none of them has it.
+    """
+    read = list(all_or_spot_checked(records))
+    problem = check(read)
+    if problem and are_all_read(records):
+        raise RecordError(f"{place}: {problem}")
+    if problem:
+        say(f"worth a look: {place}: {problem} ({len(read):,} of {counted(len(records), 'record')} looked at)")
