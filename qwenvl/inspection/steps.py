@@ -35,7 +35,8 @@ _HEADING = re.compile(
 # The first line of a list, where a phrase ends with what it lists: "Assembly steps", "step_name", "Montageschritte".
 _TITLE = re.compile(
     r"(?:[^\W\d_]+[ _-])?(?:steps|(?:step|action|task|label|class)[ _-](?:list|names?|labels?|descriptions?))"
-    r"|[^\W\d_]*schritte|liste der [^\W\d_]+|bezeichnung(?:en)?|t\u00e4tigkeit(?:en)?",
+    r"|(?:work )?(?:instructions?|process)|[^\W\d_]*schritte|liste der [^\W\d_]+|ablauf|bezeichnung(?:en)?"
+    r"|t\u00e4tigkeit(?:en)?",
     re.IGNORECASE,
 )
 # Numbers of their own: "Action 0: take", "T0 take", "No. 0 take" and, behind the name, "take,0".

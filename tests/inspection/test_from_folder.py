@@ -380,7 +380,7 @@ NUMBERED = (
     *("#{} {}", "{}\t{}", "({}) {}", "{} {}", "{}={}"),
 )
 
-TITLES = ("Assembly steps", "Work steps", "Step name", "step_name", "Action names", "Step list", "Montageschritte")
+TITLES = ("Assembly steps", "Step name", "step_name", "Action names", "Step list", "Montageschritte", "Ablauf")
 HEADINGS = ("# Steps", "Steps:", "// all", "=====", "Steps", "List of steps")
 COUNTED = ("[{}] ", "{}_", "{}| ", "S{} ", "Step_{}: ", "{}> ", "0{}_")
 
