@@ -190,7 +190,7 @@ def time_text(seconds: float) -> str:
 def merged(spans: Iterable[TimedStep]) -> list[TimedStep]:
     """The same spans, those of one step that touch or overlap joined to one, ordered by start.
 
-    Spans of the same times are in the order of their steps, whatever that of the text is. The measures of action
+    Spans of the same times are in the order of their steps, whatever order the text has. The measures of action
     segmentation see a timeline so: where two neighbouring frames have the same label, they belong to the same segment.
 
     Example:

@@ -38,7 +38,7 @@ class StepCounts:
 
     Attributes:
         completions, tokens: numbers of completions and of completion tokens that count in the loss.
-        micro_batches: those that have prompts. A short step is filled up with others.
+        micro_batches: micro-batches with prompts. Empty ones, which fill up a short step, do not count.
         passes: all micro-batches, each with a forward and a backward pass.
         entropy: mean over these tokens of the entropy at sampling time, in nats. None where no option reads it.
     """

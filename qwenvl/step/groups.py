@@ -54,9 +54,12 @@ def join(parts: Sequence[Scored]) -> Scored:
 
 def rewards_of_rows(rewards: RewardBatch, rows: Sequence[int]) -> RewardBatch:
     """The rewards of some completions."""
-    components = [[values[row] for row in rows] for values in rewards.components]
-    metrics = {name: [values[row] for row in rows] for name, values in rewards.metrics.items()}
-    failed = {name: [flags[row] for row in rows] for name, flags in rewards.failed.items()}
+    def chosen(values: list[Any]) -> list[Any]:
+        return [values[row] for row in rows]
+
+    components = [chosen(values) for values in rewards.components]
+    metrics = {name: chosen(values) for name, values in rewards.metrics.items()}
+    failed = {name: chosen(flags) for name, flags in rewards.failed.items()}
     return replace(rewards, components=components, total=rewards.total[list(rows)], metrics=metrics, failed=failed)
 
 
@@ -93,9 +96,13 @@ def join_rewards(parts: Sequence[RewardBatch]) -> RewardBatch:
             joined += values
         for name, flags in part.failed.items():
             failed[name] += flags
-    metrics: dict[str, list[float | None]] = {name: [] for part in parts for name in part.metrics}
+    metrics: dict[str, list[float | None]] = {}
+    for part in parts:
+        for name in part.metrics:
+            metrics[name] = []
     for name, joined in metrics.items():
         for part in parts:
+            # A function may log a number in one call and not in another.
             joined += part.metrics.get(name, [None] * part.total.numel())
     return replace(
         parts[0],

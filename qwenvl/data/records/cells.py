@@ -6,8 +6,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from qwenvl.data.records.choices import LETTERS, OPTION_COLUMN, OPTION_KEYS
+from qwenvl.data.records.choices import LETTERS, OPTION_KEYS
 from qwenvl.data.records.frame_settings import ROW_KEYS
+from qwenvl.data.records.option_columns import is_option_column
 
 # Columns that may hold lists or objects, written as JSON: of records, and of what rewards read.
 _NESTED_COLUMNS = frozenset(
@@ -43,6 +44,7 @@ def with_types(row: dict[str, Any]) -> dict[str, Any]:
         {'video': ['a.mp4', 'b.mp4'], 'video_start': 1.5, 'solution': '2'}
     """
     typed = {name: _cell(name, text) for name, text in row.items()}
+    # Without options a list is the text of an answer, such as a box, which its reward reads.
     if "answer" in row and _has_options(row):
         typed["answer"] = _letters(row["answer"])
     return typed
@@ -50,7 +52,7 @@ def with_types(row: dict[str, Any]) -> dict[str, Any]:
 
 def _has_options(row: Mapping[str, str]) -> bool:
     """Whether a row has options, in a column or in several."""
-    return any(key in OPTION_KEYS or OPTION_COLUMN.fullmatch(key) or key in LETTERS for key in row)
+    return any(key in OPTION_KEYS or is_option_column(key) or key in LETTERS for key in row)
 
 
 def _letters(text: str) -> Any:

@@ -171,7 +171,7 @@ class RecordFile(Sequence[Record]):
 
 
 def without_bad_rows(records: Iterable[Record]) -> Iterator[Record]:
-    """The records without those that only stand in the place of a row that cannot be read."""
+    """The records of rows that can be read. The others only stand in the place of a bad row."""
     return (record for record in records if not record.problem)
 
 

@@ -67,13 +67,13 @@ _POWER_OF_UNIT = re.compile(r"(?<=[0-9}]) ?([^\W\d_]{2,}) ?\^ ?\{?([0-9])\}?$")
 class MathReward:
     """1 if the answer and the solution are the same mathematically, else 0.
 
-    Compared are the answer block of the completion, the first behind its thinking, and that of the solution, or the
-    whole solution where it has no block. Texts that are equal once normalized are equal. Other pairs are parsed as
-    LaTeX, plain writing such as ``ln(2)``, ``x**2`` and ``3e5`` too, and verified by math-verify, gold first: 1/2 is
-    0.5, and the square root of 8 is twice that of 2. Signs that Unicode has (x², ½, √2, π, 90°) are read as their
-    LaTeX. Words, single letters and what holds a colon ("A", "yes", "12:30") compare as text. A unit in words or text
-    of LaTeX must be the same, and is not converted. An answer longer than 500 characters scores 0. A pair that takes
-    more than 2 s of computing, or 3 GiB of memory, gets no value: it is named in the log and counted as
+    The answer block of the completion, the first behind its thinking, is compared with the answer block of the
+    solution, or with all of it where it has no block. Texts that are equal once normalized are equal. Other pairs are
+    parsed as LaTeX, plain writing such as ``ln(2)``, ``x**2`` and ``3e5`` too, and verified by math-verify, gold first:
+    1/2 is 0.5, and the square root of 8 is twice that of 2. Signs that Unicode has (x², ½, √2, π, 90°) are read as
+    their LaTeX. Words, single letters and what holds a colon ("A", "yes", "12:30") compare as text. A unit in words or
+    text of LaTeX must be the same, and is not converted. An answer longer than 500 characters scores 0. A pair that
+    takes more than 2 s of computing, or 3 GiB of memory, gets no value: it is named in the log and counted as
     ``reward/math_accuracy/skipped``.
     """
 
@@ -148,6 +148,7 @@ def compare_as_text(gold: str, answer: str | None) -> bool | tuple[str, str]:
     answer_text = plain(_unwrapped(answer))
     if gold_text == answer_text:
         return True
+    # (B) and B. are the option B, and no mathematics.
     if _LONE_LETTER.fullmatch(gold_text) and _LONE_LETTER.fullmatch(answer_text):
         return gold_text.strip("().") == answer_text.strip("().")
     gold_part, gold_unit = split_unit(gold)
@@ -263,11 +264,13 @@ def split_unit(text: str) -> tuple[str, str]:
     shown = text.replace("$", " ").replace("~", " ")
     wrapped = _WRAPPED_UNIT.search(shown)
     if wrapped is not None:
+        # math-verify leaves it out: 5 \text{ m/h} would be 5 \text{ m/s}.
         number = _SPACES_OF_LATEX.sub("", shown[: wrapped.start()])
         words = wrapped[1].strip()
         if _ENDS_AS_A_NUMBER.search(number) and _COMPOUND_UNIT.fullmatch(words) and not _FUNCTION.fullmatch(words):
             return number, _name_of_unit(words + (wrapped[2] or ""))
     unwrapped = _unwrapped(text)
+    # Behind a plain number alone: elsewhere letters on both sides of a slash may be variables.
     rate = _NUMBER_AND_UNIT.fullmatch(unwrapped)
     if rate is not None and "/" in rate[2] and _PLAIN.fullmatch(plain(rate[1])):
         return rate[1], _name_of_unit(rate[2])
@@ -315,6 +318,7 @@ def serve() -> Callable[[tuple[str, str]], bool]:
 @lru_cache(maxsize=1024)
 def _parsed(expression: str) -> list[Any]:
     library = require("math_verify", "rewards")
+    # As LaTeX these would be products of letters, or powers of a sign.
     expression = _SCIENTIFIC.sub(r"\1 \\times 10^{\2}", expression)
     expression = _SIGNED_POWER.sub(r"^{\1}", expression.replace("**", "^"))
     expression = _BARE_NAME.sub(r"\\\1 ", expression)
