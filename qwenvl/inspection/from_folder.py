@@ -135,14 +135,17 @@ def run(args: argparse.Namespace) -> int:
     question = _prompt(text_or_file(args.question), found.steps, timelines=found.timelines, adds_form=not args.no_form)
     out, held_out = _targets(args)
     held = _held_out(root, labels, args.split) if held_out else set()
+    records = [_record_of(root, clip, question, label) for clip, label in labels.items()]
+    kept = [record for record in records if record.id not in held]
+    # Files come before what is said of them: a reader such as `head` closes its pipe early, which ends the command.
+    written = [write_records(kept, out)]
+    if held_out is not None:
+        written.append(write_records([record for record in records if record.id in held], held_out))
     show(summary(root, clips, found))
     for line in not_taken(root, clips, ours=[out, held_out, args.answers, args.steps, args.question]):
         show(line)
-    records = [_record_of(root, clip, question, label) for clip, label in labels.items()]
-    kept = [record for record in records if record.id not in held]
-    show(write_records(kept, out))
-    if held_out is not None:
-        show(write_records([record for record in records if record.id in held], held_out))
+    for line in written:
+        show(line)
     media_root = out.parent.resolve()  # that of the file, unless a catalog gives another
     inside = all(Path(record.videos[0]).is_relative_to(media_root) for record in records)
     _print_indented("\neach prompt:", question)

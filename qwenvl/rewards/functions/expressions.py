@@ -1,0 +1,132 @@
+"""Mathematical expressions as text: what Unicode, LaTeX and plain writing have in common before one is computed."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from fractions import Fraction
+
+from qwenvl.rewards.functions.text import normalized
+
+FUNCTION_NAMES = "sin|cos|tan|cot|sec|csc|log|ln|exp|pi"
+FUNCTION = re.compile(rf"(?<![^\W\d_])(?:{FUNCTION_NAMES}|sqrt|lim|max|min|mod)(?![^\W\d_])")
+PLAIN_NUMBER = re.compile(r"[-+]?[0-9]{1,30}(?:\.[0-9]{1,30})?(?:e[-+]?[0-9]{1,2}|/[0-9]{1,30})?")
+LONE_LETTER = re.compile(r"[\s().]*[^\W\d_]?[\s().]*")
+WRAPPED_TEXT = re.compile(r"\\(?:text|mathrm|textbf|mbox)\s{0,4}\{([^{}]*)\}")
+
+_BOXED = re.compile(r"\\(?:boxed|text|textbf|mathrm)\s{0,4}\{([^{}]*)\}")
+_DELIMITER = re.compile(r"(?<!\\)\\[\[\]()]")  # \[5\] and \(5\)
+_THOUSANDS_OF_LATEX = re.compile(r"(?<=[0-9])\\[,;:!](?=[0-9]{3}(?![0-9]))")  # 10\,000
+_SUPERSCRIPTS = re.compile("[⁺⁻]?[⁰¹²³⁴⁵⁶⁷⁸⁹]+")
+_FRACTION = re.compile("[¼½¾⅐-⅞]")
+_ROOT = re.compile(r"√ ?([0-9]+(?:\.[0-9]+)?|[^\W\d_]|\([^()]*\))")
+_DASH_AS_MINUS = re.compile(r"(?<![\w)}\]])[\u2012-\u2014](?=[0-9.])")  # – and — stand between numbers in a range
+_SYMBOLS = str.maketrans({"π": r"\pi ", "∞": r"\infty ", "°": r"^{\circ}", "\u2044": "/"})
+
+_NO_ZERO = re.compile(r"(?<![\w.])\.(?=[0-9])")  # the point of .5
+_SHORT_EXPONENT = re.compile(r"\^\{([0-9])\}")  # x^{2} is x^2
+_THOUSANDS = re.compile(r"(?<![\w.])[0-9]{1,3}(?: [0-9]{3})+(?![\w/])")  # 10 000
+_BETWEEN_DIGITS = re.compile(r"(?<=[0-9]) (?=[0-9])")
+_OTHER_SPACE = re.compile(r"(?<![0-9]) | (?![0-9])")
+_MIXED = re.compile(r"([-+]?)([0-9]{1,30}) ([0-9]{1,30})/([0-9]{1,30})")  # 1 1/2
+_COMMAND = re.compile(r"\\[a-zA-Z]+")
+_WORD = re.compile(r"[^\W\d_]{2,}")
+
+
+def in_latex(text: str) -> str:
+    """A text with the signs of mathematics that Unicode has in the words of LaTeX, which math-verify reads.
+
+    Thin spaces of LaTeX between thousands are left out, and so is what LaTeX has around mathematics.
+
+    Example:
+        >>> [in_latex(text) for text in ("10³", "1½", "√2 x", "90°", "–3")]
+        ['10^{3}', '1 1/2', '\\\\sqrt{2} x', '90^{\\\\circ}', '-3']
+    """
+    text = _THOUSANDS_OF_LATEX.sub("", _DELIMITER.sub(" ", text))
+    if text.isascii():
+        return text
+    text = _SUPERSCRIPTS.sub(_exponent, text)
+    text = text.replace("\u2212", "-")  # the minus sign, also that of a superscript
+    text = _FRACTION.sub(_fraction_in_digits, text).strip()
+    text = _ROOT.sub(r"\\sqrt{\1}", text)
+    return _DASH_AS_MINUS.sub("-", text).translate(_SYMBOLS)
+
+
+def _exponent(found: re.Match[str]) -> str:
+    digits = unicodedata.normalize("NFKC", found[0])
+    return f"^{{{digits}}}"
+
+
+def _fraction_in_digits(found: re.Match[str]) -> str:
+    # The space parts the whole of a mixed number from its fraction: 1½ is 1 1/2, and not 11/2.
+    return " " + unicodedata.normalize("NFKC", found[0])
+
+
+def plain(text: str) -> str:
+    """Normalized text without dollar signs, and without spaces but those between two numbers.
+
+    Example:
+        >>> [plain(text) for text in ("$x + 1$", ".5", "10 000", "1 1/2", "1 2")]
+        ['x+1', '0.5', '10000', '1 1/2', '1 2']
+    """
+    shown = normalized(_NO_ZERO.sub("0.", text.replace("$", "")))
+    shown = _SHORT_EXPONENT.sub(r"^\1", shown)
+    joined = _THOUSANDS.sub(lambda found: found[0].replace(" ", ""), shown)
+    return _OTHER_SPACE.sub("", joined)
+
+
+def unboxed(text: str) -> str:
+    """What boxes of LaTeX around a whole text hold."""
+    found = _BOXED.fullmatch(text.strip().strip("$"))
+    if found is None:  # \boxed{\text{yes}}, from the inside out
+        inside = _BOXED.sub(r"\1", text, count=1)
+        found = _BOXED.fullmatch(inside.strip().strip("$"))
+    return found[1] if found else text
+
+
+def unwrapped(text: str) -> str:
+    r"""A text without the dollar signs, the ties and the ``\text{}`` of LaTeX."""
+    return " ".join(WRAPPED_TEXT.sub(r" \1 ", text.replace("$", " ").replace("~", " ")).split())
+
+
+def improper(text: str) -> str:
+    """A mixed number as a fraction, and any other text as it is.
+
+    Example:
+        >>> improper("1 1/2"), improper("-2 1/3"), improper("11/2")
+        ('3/2', '-7/3', '11/2')
+    """
+    found = _MIXED.fullmatch(plain(text))
+    if found is None:
+        return text
+    sign, whole, numerator, denominator = found.groups()
+    return f"{sign}{int(whole) * int(denominator) + int(numerator)}/{denominator}"
+
+
+def is_mathematical(text: str) -> bool:
+    """Whether a text can be compared as mathematics: no words, no colon, and more than a single letter.
+
+    Example:
+        >>> [is_mathematical(text) for text in ("x + 1", "3", "two", "12:30", "(A)")]
+        [True, True, False, False, False]
+    """
+    text = text.replace("$", " ")
+    bare = FUNCTION.sub(" ", _COMMAND.sub(" ", text))
+    return not (":" in text or _WORD.search(bare) or LONE_LETTER.fullmatch(text))
+
+
+def has_several_numbers(text: str) -> bool:
+    """Whether numbers of a ``plain`` text stand beside each other, and are no arguments of LaTeX: ``\\log_2 8``."""
+    return _BETWEEN_DIGITS.search(text) is not None and "\\" not in text
+
+
+def fraction_of(number: str) -> Fraction | None:
+    """The value of a text that is a ``PLAIN_NUMBER``. None: it divides by 0.
+
+    Example:
+        >>> fraction_of("2/4"), fraction_of("1e2"), fraction_of("1/0")
+        (Fraction(1, 2), Fraction(100, 1), None)
+    """
+    numerator, _, denominator = number.partition("/")
+    divisor = Fraction(denominator or 1)
+    return Fraction(numerator) / divisor if divisor else None

@@ -1,0 +1,114 @@
+r"""The unit behind a mathematical expression: ``5 m/s``, ``24 cm^2``, ``\frac{1}{2} \text{ m}``.
+
+math-verify leaves units out: to it, 5 m is 5 s. So they are split off, and compared as names.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from qwenvl.rewards.functions.expressions import FUNCTION, PLAIN_NUMBER, WRAPPED_TEXT, plain, unwrapped
+from qwenvl.rewards.functions.text import normalized
+
+_SHORT_UNIT = re.compile("[msghdctVAKNJWLl]|min")  # min is also a function
+_UNIT_IN_WORDS = re.compile(r"[^\W\d_]{2,}(?: [^\W\d_]{2,}|/[^\W\d_]+)*")  # cm, square metres, km/h
+_AFTER_NUMBER = re.compile(r"[^0-9}\])°%]*$")
+
+# m/s^2, N m, square metres: words, and letters that are units, with powers.
+_SIMPLE_UNIT = rf"(?:[^\W\d_]{{2,}}|{_SHORT_UNIT.pattern})(?:\^\{{?-?[0-9]\}}?)?"
+_TIMES = r"\s*(?:\*|·|\\cdot)\s*"
+_COMPOUND_UNIT = re.compile(rf"{_SIMPLE_UNIT}(?:(?:\s*/\s*|{_TIMES}|\s+){_SIMPLE_UNIT})*")
+_NUMBER_AND_UNIT = re.compile(rf"(.*?[0-9])\s*({_COMPOUND_UNIT.pattern})\s*")
+
+# The unit of 24 cm^2, which would be words beside mathematics. A lone letter, 24 x^2, may be a variable.
+_UNIT_WITH_POWER = re.compile(r"(?<=[0-9}]) ?([^\W\d_]{2,}) ?\^ ?\{?([0-9])\}?$")
+
+# The unit at the end of 5\,\text{ m}^2, and what may part it from its number.
+_WRAPPED_UNIT = re.compile(rf"{WRAPPED_TEXT.pattern}\s*(\^\{{?-?[0-9]\}}?)?\s*$")
+_SPACES_OF_LATEX = re.compile(r"(?:\s|\\[,;:!> ]|\\quad)+$")
+_ENDS_AS_A_NUMBER = re.compile(r"[0-9}\])°%]$")
+
+
+def split_unit(text: str) -> tuple[str, str]:
+    r"""An expression and the name of the unit behind it, or an empty name where nothing or something else follows it.
+
+    Example:
+        >>> split_unit("2.5 Cars"), split_unit(r"\frac{1}{2} \text{ m}^2"), split_unit("x + 1")
+        (('2.5', 'cars'), ('\\frac{1}{2}', 'm^2'), ('x + 1', ''))
+    """
+    in_latex = _unit_in_latex(text)
+    if in_latex is not None:
+        return in_latex
+    shown = unwrapped(text)
+    for find in (_rate, _unit_with_power, _short_unit, _unit_in_words):
+        found = find(shown)
+        if found is not None:
+            return found
+    return text, ""
+
+
+def _unit_in_latex(text: str) -> tuple[str, str] | None:
+    r"""That of ``5\,\text{m}^2``."""
+    shown = text.replace("$", " ").replace("~", " ")
+    found = _WRAPPED_UNIT.search(shown)
+    if found is None:
+        return None
+    number = _SPACES_OF_LATEX.sub("", shown[: found.start()])
+    words = found[1].strip()
+    is_unit = _COMPOUND_UNIT.fullmatch(words) is not None and not FUNCTION.fullmatch(words)
+    if not (is_unit and _ENDS_AS_A_NUMBER.search(number)):
+        return None
+    return number, _name_of_unit(words + (found[2] or ""))
+
+
+def _rate(text: str) -> tuple[str, str] | None:
+    """That of ``5 m/s``, behind a plain number alone: elsewhere letters on both sides of a slash may be variables."""
+    found = _NUMBER_AND_UNIT.fullmatch(text)
+    if found is None or "/" not in found[2] or not PLAIN_NUMBER.fullmatch(plain(found[1])):
+        return None
+    return found[1], _name_of_unit(found[2])
+
+
+def _unit_with_power(text: str) -> tuple[str, str] | None:
+    """That of ``24 cm^2``."""
+    found = _UNIT_WITH_POWER.search(text)
+    if found is None or FUNCTION.fullmatch(found[1]):
+        return None
+    return text[: found.start()], f"{normalized(found[1])}^{found[2]}"
+
+
+def _short_unit(text: str) -> tuple[str, str] | None:
+    """That of ``5 m``, behind a plain number alone: in ``2 x m`` the letter may be a variable."""
+    number, tail = _split_tail(text)
+    unit = tail.strip()
+    if not (_SHORT_UNIT.fullmatch(unit) and PLAIN_NUMBER.fullmatch(plain(number))):
+        return None
+    return number, unit
+
+
+def _unit_in_words(text: str) -> tuple[str, str] | None:
+    """That of ``2.5 cars``."""
+    number, tail = _split_tail(text)
+    unit = normalized(tail)
+    if not number or not _UNIT_IN_WORDS.fullmatch(unit) or FUNCTION.search(unit):
+        return None
+    return number, unit
+
+
+def _split_tail(text: str) -> tuple[str, str]:
+    """A text up to its last digit, bracket or sign of a unit, and what follows that."""
+    tail: Any = _AFTER_NUMBER.search(text)  # it always matches, at the end at the latest
+    return text[: tail.start()], tail[0]
+
+
+def _name_of_unit(text: str) -> str:
+    r"""A unit in one notation. Words have small letters; of lone letters these are other units.
+
+    Example:
+        >>> _name_of_unit("KM / h"), _name_of_unit(r"N \cdot m^{2}")
+        ('km/h', 'N m^2')
+    """
+    name = re.sub(r"[^\W\d_]{2,}", lambda word: word[0].lower(), re.sub(_TIMES, " ", text))
+    name = re.sub(r"\s*/\s*", "/", name.replace("{", "").replace("}", ""))
+    return " ".join(name.split())
