@@ -1,7 +1,10 @@
 """A folder of clips as an engineer has it, answers as people write them, and the records made of both."""
 
+import os
 import random
 import shlex
+import subprocess
+import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -75,6 +78,18 @@ def test_a_table_is_written_filled_in_and_read(folder, capsys):
     assert [record.solution for record in found] == [both, both, "<answer>(2) close lid</answer>"]
     assert found[0].fields["Station"] == "A7"
     assert found[0].messages[0].text.startswith("<video>\nWhich of\n(1) insert fan\n(2) close lid\nhere?\n")
+
+
+def test_records_are_written_though_nobody_reads_what_is_said_of_them(folder):
+    """``| head`` closes the pipe, here before the first line."""
+    (folder / "labels.csv").write_text(f"clip,answer\n{CLIPS[0]},1\n{CLIPS[1]},2\n")
+    reader, writer = os.pipe()
+    os.close(reader)
+    call = [sys.executable, "-u", "-m", "qwenvl", "data", "from-folder", "clips", "--answers", "labels.csv"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    subprocess.run([*call, "--steps", "steps.txt", "--split", "0.5"], stdout=writer, env=environment, timeout=120)
+    os.close(writer)
+    assert len(records()) == len(records("clips/records_held_out.json")) == 1
 
 
 def test_answers_with_tags_are_refused_with_their_lines(folder, capsys):
