@@ -10,19 +10,19 @@ from qwenvl.use.chat_request import ApiError, Patience
 
 SECONDS_BETWEEN_LOOKS = 0.5  # at whether a client is still there
 Some = TypeVar("Some")
+IsGone = Callable[[], Awaitable[bool]]
+"""Says whether the client of a request has left."""
 
 
 async def _is_there() -> bool:
     return False
 
 
-async def patiently(
-    work: Awaitable[Some], patience: Patience, is_gone: Callable[[], Awaitable[bool]] = _is_there
-) -> Some:
+async def patiently(work: Awaitable[Some], patience: Patience, is_gone: IsGone = _is_there) -> Some:
     """The result of ``work``, which is cancelled where the time of a request is up or its client has left.
 
     Args:
-        is_gone: says whether the client has left. By default it is not asked.
+        is_gone: by default it is not asked.
 
     Raises:
         ApiError: the time is up, or the client has left.

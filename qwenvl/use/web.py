@@ -271,7 +271,7 @@ def build_app(server: ChatServer) -> Any:
 
     @asynccontextmanager
     async def lifespan(app: Any) -> AsyncIterator[None]:
-        sampling = asyncio.create_task(server.sample_forever())
+        sampling = asyncio.create_task(server.sampling.sample_forever())
         yield
         sampling.cancel()
         server.close()

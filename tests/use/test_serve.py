@@ -160,7 +160,7 @@ def test_broken_requests_are_refused_with_the_field_and_the_reason(running, cont
 def test_a_path_whose_letters_are_those_of_a_clip_is_a_path(running, monkeypatch, tmp_path):
     """A root of four letters makes a path of base64 that begins as a clip. It would be stored, for good."""
     monkeypatch.setenv("QWENVL_CACHE", str(tmp_path))
-    monkeypatch.setattr(running.server.reader, "_root", "/srv")
+    monkeypatch.setattr(running.server.prompts.reader, "_root", "/srv")
     name = "GZ0eXAA".ljust(195, "A")
     assert base64.b64decode(f"/srv/{name}")[4:8] == b"ftyp"
     with pytest.raises(openai.BadRequestError, match="No such file"):
@@ -183,7 +183,7 @@ def test_what_was_made_for_a_request_that_has_ended_is_no_answer():
 
 def test_a_request_that_a_sampling_server_refuses_fails_alone(running, monkeypatch):
     """Servers of vLLM take shorter prompts than the model, and refuse all that are sent together."""
-    server, sampled = running.server, running.server._sampled
+    server, sampled = running.server, running.server.sampling._sample
     rounds, begun, free, refused, answers = [], threading.Event(), threading.Event(), [], []
 
     def refusing(together, loop):
@@ -201,7 +201,7 @@ def test_a_request_that_a_sampling_server_refuses_fails_alone(running, monkeypat
         except openai.BadRequestError as error:
             refused.append(error.body["message"])
 
-    monkeypatch.setattr(server, "_sampled", refusing)
+    monkeypatch.setattr(server.sampling, "_sample", refusing)
     asking = [lambda: running.ask("Hi", seed=1, max_tokens=1), ask_long]
     asking += [lambda: answers.append(running.ask("Hi", max_tokens=2))] * 2
     threads = [threading.Thread(target=each) for each in asking]
@@ -210,7 +210,7 @@ def test_a_request_that_a_sampling_server_refuses_fails_alone(running, monkeypat
     for thread in threads[1:]:
         thread.start()
     until = time.monotonic() + 60
-    while len(server._waiting) < 3 and time.monotonic() < until:
+    while len(server.sampling._waiting) < 3 and time.monotonic() < until:
         time.sleep(0.01)
     free.set()
     for thread in threads:
@@ -259,14 +259,14 @@ def test_many_requests_at_once_have_the_answers_of_single_ones(running):
 def test_places_are_limited_and_a_client_that_stops_frees_its_own(running, monkeypatch):
     monkeypatch.setattr(running.server.limits, "max_waiting", 1)
     begun, free = threading.Event(), threading.Event()
-    sampled = running.server._sampled
+    sampled = running.server.sampling._sample
 
     def slowly(*arguments):
         begun.set()
         assert free.wait(60)
         return sampled(*arguments)
 
-    monkeypatch.setattr(running.server, "_sampled", slowly)
+    monkeypatch.setattr(running.server.sampling, "_sample", slowly)
     stopped = http.client.HTTPConnection("127.0.0.1", running.port, timeout=60)
     body = {"messages": [{"role": "user", "content": QUESTION}]}
     stopped.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
@@ -276,22 +276,23 @@ def test_places_are_limited_and_a_client_that_stops_frees_its_own(running, monke
     stopped.close()
     assert running.is_idle()  # though its batch is still being sampled
     free.set()
-    monkeypatch.setattr(running.server, "_sampled", sampled)
+    monkeypatch.setattr(running.server.sampling, "_sample", sampled)
     assert running.ask(QUESTION).choices[0].message.content
 
 
 def test_a_request_ends_at_its_time_limit_or_with_the_error_of_sampling(running, monkeypatch):
     free = threading.Event()
     monkeypatch.setattr(running.server.limits, "max_seconds", 0.2)
+    sampling = running.server.sampling
     with monkeypatch.context() as patch:
-        patch.setattr(running.server, "_sampled", lambda together, loop: [free.wait(60) and None for _ in together])
+        patch.setattr(sampling, "_sample", lambda together, loop: [free.wait(60) and None for _ in together])
         with pytest.raises(openai.APIStatusError) as raised:
             running.ask(QUESTION)
         assert raised.value.status_code == 504 and "no answer within 0.2 s" in raised.value.body["message"]
         free.set()
     monkeypatch.setattr(running.server.limits, "max_seconds", 60.0)
     with monkeypatch.context() as patch:
-        patch.setattr(running.server, "_sampled", lambda together, loop: [1 / 0])
+        patch.setattr(running.server.sampling, "_sample", lambda together, loop: [1 / 0])
         with pytest.raises(openai.InternalServerError, match="sampling failed: ZeroDivisionError; the server's log"):
             running.ask(QUESTION)
     assert running.ask(QUESTION).choices[0].message.content and running.is_idle()
@@ -453,9 +454,9 @@ def test_check_tells_whether_a_server_sees_prompts_and_frames_as_trained(
     noise = np.random.default_rng(0).integers(0, 2, (40, 120, 160, 1)).repeat(3, -1) * 255
     other = made_media / "media" / "other.mp4"
     encode(other, noise.astype(np.uint8), 10, options={})
-    path = running.server.reader.path_of
+    path = running.server.prompts.reader.path_of
     with monkeypatch.context() as patch:
-        patch.setattr(running.server.reader, "path_of", lambda *each: path(*each) and str(other))
+        patch.setattr(running.server.prompts.reader, "path_of", lambda *each: path(*each) and str(other))
         lines = checked(made_media, made_media / "video.json", running.url, capsys)
     assert lines[-1].startswith("NOT as trained: look at which frames are taken")
 
@@ -492,12 +493,12 @@ def test_a_question_is_framed_as_the_questions_of_training(made_media, tmp_path,
     for question in ("Which?", "Which?\nA. pick\nB. insert", "Which? Write it in <answer></answer>."):
         content = [video("one.mp4"), {"type": "text", "text": question}]
         body = json.dumps({"messages": [{"role": "user", "content": content}]}).encode()
-        parsed = parse_body(body, server.name, server.respondent.sample.params)
+        parsed = parse_body(body, server.name, server.sampling.respondent.sample.params)
         patience = Patience(60.0)
-        record = server.reader.record(parsed, tmp_path, patience)
-        sent = server._made(record, parsed, tmp_path, patience).batch.input_ids.tolist()
+        record = server.prompts.reader.record(parsed, tmp_path, patience)
+        sent = server.prompts._made(record, parsed, tmp_path, patience).batch.input_ids.tolist()
         asked = try_request([str(tmp_path / "model"), str(made_media / "media/one.mp4"), question, *FLAGS]).record
-        shown = server.collator([server._dataset.within(lambda _: 60.0, lambda: False).load(asked)])["prompts"]
+        shown = server.collator([server.prompts._dataset.within(lambda _: 60.0, lambda: False).load(asked)])["prompts"]
         assert sent == shown.input_ids.tolist()
         assert ("First think" in asked.messages[-1].text) == ("<answer>" not in question)
         assert asked.messages[0].text == "Look at the hands."

@@ -119,7 +119,7 @@ def test_the_key_may_come_from_the_environment(monkeypatch):
 
 
 def test_a_body_takes_a_place_and_has_to_come_in_time(running, monkeypatch):
-    monkeypatch.setattr("qwenvl.use.serve.LONG_ARRIVAL_SECONDS", 60.0)
+    monkeypatch.setattr("qwenvl.use.places.LONG_ARRIVAL_SECONDS", 60.0)
     monkeypatch.setattr(running.server.limits, "max_waiting", 1)
     with connected(running) as slow:
         slow.sendall(head(len(ASK)) + ASK[:10])
@@ -135,7 +135,7 @@ def test_a_body_takes_a_place_and_has_to_come_in_time(running, monkeypatch):
 
 
 def test_a_body_that_comes_slowly_gives_way_to_other_requests(running, monkeypatch):
-    monkeypatch.setattr("qwenvl.use.serve.LONG_ARRIVAL_SECONDS", 0.0)
+    monkeypatch.setattr("qwenvl.use.places.LONG_ARRIVAL_SECONDS", 0.0)
     monkeypatch.setattr(running.server.limits, "max_waiting", 2)
     with connected(running) as oldest, connected(running) as other:
         for number, client in enumerate((oldest, other), start=1):
@@ -150,11 +150,11 @@ def test_a_body_that_comes_slowly_gives_way_to_other_requests(running, monkeypat
 
 
 def test_a_body_that_comes_slowly_gives_back_its_memory(running, monkeypatch):
-    monkeypatch.setattr("qwenvl.use.serve.LONG_ARRIVAL_SECONDS", 0.0)
-    monkeypatch.setattr("qwenvl.use.serve.MOST_BODIES", 1000 + len(ASK) // 2)
+    monkeypatch.setattr("qwenvl.use.places.LONG_ARRIVAL_SECONDS", 0.0)
+    monkeypatch.setattr("qwenvl.use.places.MOST_BODIES", 1000 + len(ASK) // 2)
     with connected(running) as slow:
         slow.sendall(head(2000) + b" " * 1000)
-        while not sum(each.held for each in running.server._arrivals):
+        while not sum(each.held for each in running.server.places._arrivals):
             time.sleep(0.01)
         assert raw(running, "POST", CHAT, ASK)[0] == 200
         assert status_of(slow) == 429
@@ -180,9 +180,9 @@ def test_bodies_have_a_length_and_a_bound(running, monkeypatch):
         with connected(running) as client:
             client.sendall(head(length))
             assert status_of(client) in (400, 413)
-    monkeypatch.setattr("qwenvl.use.serve.MOST_BODIES", 100)
+    monkeypatch.setattr("qwenvl.use.places.MOST_BODIES", 100)
     assert raw(running, "POST", CHAT, ask("x" * 100))[0] == 429
-    assert running.is_idle() and not running.server._arrivals
+    assert running.is_idle() and not running.server.places._arrivals
 
 
 @pytest.fixture
@@ -231,14 +231,14 @@ def held(running, monkeypatch):
     """The clients whose requests were sampled, in order, and the event that lets the first of these go on."""
     clients = []
     free = threading.Event()
-    sampled = running.server._sampled
+    sampled = running.server.sampling._sample
 
     def noted(together, loop):
         clients.extend(each.patience.client for each in together)
         assert free.wait(60)
         return sampled(together, loop)
 
-    monkeypatch.setattr(running.server, "_sampled", noted)
+    monkeypatch.setattr(running.server.sampling, "_sample", noted)
     yield SimpleNamespace(clients=clients, free=free)
     free.set()
     assert running.is_idle()
@@ -249,7 +249,7 @@ def sent(running, client: str, waiting: int) -> socket.socket:
     body = ask("Hi", max_tokens=2, seed=1)
     connection = connected(running, client)
     connection.sendall(head(len(body)) + body)
-    while len(running.server._waiting) < waiting:
+    while len(running.server.sampling._waiting) < waiting:
         time.sleep(0.01)
     return connection
 

@@ -160,7 +160,7 @@ def test_a_body_of_many_values_is_not_parsed(running, monkeypatch):
 
 def test_a_prompt_has_to_fit_the_positions_of_the_model(running, monkeypatch):
     tokens = running.ask(QUESTION, max_tokens=4).usage.prompt_tokens
-    monkeypatch.setattr(running.server.reader, "positions", tokens + 4)
+    monkeypatch.setattr(running.server.prompts.reader, "positions", tokens + 4)
     assert running.ask(QUESTION, max_tokens=4).usage.prompt_tokens == tokens
     with pytest.raises(openai.BadRequestError, match=str(tokens)) as raised:
         running.ask(QUESTION, max_tokens=5)
@@ -179,22 +179,23 @@ def test_stop_strings_end_an_answer_without_a_look_at_the_vocabulary(running, mo
     texts = [decode(whole.token_ids[:n], skip_special_tokens=True) for n in range(len(pieces) + 1)]
     new = [n for n in range(1, len(pieces)) if pieces[n].isprintable() and pieces[n] not in texts[n]]
     place = next(n for n in new if pieces[n] in texts[n + 1])
-    counted = running.server.respondent.sample.engine.drawing.drawn
+    drawing = running.server.sampling.respondent.sample.engine.drawing
+    counted = drawing.drawn
     ended = running.ask(QUESTION, stop=["nowhere", pieces[place]], logprobs=True)
     [choice] = ended.choices
     assert choice.message.content == whole.message.content.partition(pieces[place])[0]
     assert choice.finish_reason == "stop" and ended.usage.completion_tokens == place + 1
     assert choice.token_ids == whole.token_ids[: place + 1] and len(choice.logprobs.content) == place + 1
-    assert running.server.respondent.sample.engine.drawing.drawn - counted == place + 1  # nothing is sampled behind it
+    assert drawing.drawn - counted == place + 1  # nothing is sampled behind it
     streamed = [*running.ask(QUESTION, stop=[pieces[place]], stream=True)]
     assert "".join(each.choices[0].delta.content for each in streamed) == choice.message.content
 
 
 def test_a_long_text_keeps_no_other_waiting(running, monkeypatch):
     begun, free = threading.Event(), threading.Event()
-    monkeypatch.setattr("qwenvl.use.serve.LONG_TEXT", 2000)
+    monkeypatch.setattr("qwenvl.use.prompts.LONG_TEXT", 2000)
     short = running.ask(QUESTION, max_tokens=2).usage.prompt_tokens
-    collator = running.server._long_collator
+    collator = running.server.prompts._long_collator
     process = type(collator).process
 
     def slowly(self, *given):
@@ -317,7 +318,7 @@ def slow_download(fetching) -> Iterator[socket.socket]:
 
 
 def test_a_slow_download_gives_way_to_other_requests(fetching, monkeypatch):
-    monkeypatch.setattr("qwenvl.use.serve.LONG_ARRIVAL_SECONDS", 0.0)
+    monkeypatch.setattr("qwenvl.use.places.LONG_ARRIVAL_SECONDS", 0.0)
     monkeypatch.setattr(fetching.server.limits, "max_waiting", 1)
     with slow_download(fetching) as client:
         assert fetching.ask("Hi", max_tokens=2).choices
@@ -389,7 +390,7 @@ def test_a_waiting_request_keeps_no_unpacked_image(running, monkeypatch):
     Image.new("1", (2000, 2000)).save(data, "PNG")  # 12 MB of pixels in a kilobyte
     url = image(f"data:image/png;base64,{base64.b64encode(data.getvalue()).decode()}")
     kept = []
-    made = running.server._made
+    made = running.server.prompts._made
 
     def noted(record, parsed, folder, *given):
         pending = made(record, parsed, folder, *given)
@@ -397,7 +398,7 @@ def test_a_waiting_request_keeps_no_unpacked_image(running, monkeypatch):
         assert pending.batch.records[0].images == record.images and all(map(os.path.isfile, record.images))
         return pending
 
-    monkeypatch.setattr(running.server, "_made", noted)
+    monkeypatch.setattr(running.server.prompts, "_made", noted)
     assert running.ask(url, QUESTION, max_tokens=1).choices
     assert kept == [len(data.getvalue())]
 
@@ -405,13 +406,13 @@ def test_a_waiting_request_keeps_no_unpacked_image(running, monkeypatch):
 def test_a_waiting_request_holds_nothing_that_is_not_read(running, monkeypatch):
     data = base64.b64encode(io.BytesIO(b"GIF89a" + b"x" * 10**5).getvalue()).decode()
     kept = []
-    made = running.server._made
+    made = running.server.prompts._made
 
     def noted(record, parsed, folder, *given):
         kept.append(len(repr((parsed, record))))
         return made(record, parsed, folder, *given)
 
-    monkeypatch.setattr(running.server, "_made", noted)
+    monkeypatch.setattr(running.server.prompts, "_made", noted)
     large = "\N{GRINNING FACE}" * 8000
     parts = [
         {"type": "text", "text": "Which?", "uuid": large, "cache_control": {large: large}},
@@ -438,7 +439,7 @@ def slow_gif() -> bytes:
 
 
 def test_an_image_that_takes_for_ever_stops_no_other_request(running, monkeypatch):
-    dataset = running.server._dataset
+    dataset = running.server.prompts._dataset
     monkeypatch.setattr(dataset, "options", replace(dataset.options, decode_timeout=0.5))
     monkeypatch.setattr(running.server.limits, "max_body_mb", 3.0)
     url = image(f"data:image/gif;base64,{base64.b64encode(slow_gif()).decode()}")
@@ -464,7 +465,7 @@ def test_media_that_take_long_to_read_give_way_to_those_of_others(running, monke
 
     monkeypatch.setattr(DatasetInTime, "load", slowly)
     monkeypatch.setattr("qwenvl.use.in_time.LONG_READING_SECONDS", 0.0)
-    monkeypatch.setattr(running.server, "_readers", FairPool(1, "read"))
+    monkeypatch.setattr(running.server.prompts, "_readers", FairPool(1, "read"))
     found = []
     slow = threading.Thread(target=lambda: found.append(running.ask(video("two.mp4"), QUESTION, max_tokens=2)))
     slow.start()
@@ -499,9 +500,9 @@ def test_reading_ends_when_its_client_leaves(running, monkeypatch):
 def test_slow_readings_give_up_their_places(running, monkeypatch):
     """Else as many of them as there are places would keep everybody out."""
     monkeypatch.setattr("qwenvl.use.in_time.LONG_READING_SECONDS", 0.0)
-    monkeypatch.setattr("qwenvl.use.serve.LONG_ARRIVAL_SECONDS", 0.0)
+    monkeypatch.setattr("qwenvl.use.places.LONG_ARRIVAL_SECONDS", 0.0)
     monkeypatch.setattr(running.server.limits, "max_waiting", 1)
-    monkeypatch.setattr(running.server, "_others_wait", lambda: True)
+    monkeypatch.setattr(running.server.prompts, "_others_wait", lambda: True)
     begun = []
     loaded = DatasetInTime.load
 
@@ -527,13 +528,13 @@ def test_slow_readings_give_up_their_places(running, monkeypatch):
 def test_all_media_of_a_request_together_have_a_time_limit(running, monkeypatch):
     clock = SimpleNamespace(now=time.monotonic())
     monkeypatch.setattr("qwenvl.use.in_time.monotonic", lambda: clock.now)
-    timeout = running.server._dataset.options.decode_timeout
+    timeout = running.server.prompts._dataset.options.decode_timeout
 
     def slowly(*given):
         clock.now += 2 * timeout
         return 100
 
-    monkeypatch.setattr(running.server._pictures, "rewrite", slowly)
+    monkeypatch.setattr(running.server.prompts._pictures, "rewrite", slowly)
     monkeypatch.setattr(running.server.limits, "max_seconds", 9e9)
     status, answer = raw(running, "POST", CHAT, ask([image("part.png"), image("part.png")]))
     assert status == 400 and f"{2 * timeout:g} s" in answer["error"]["message"], answer
@@ -641,7 +642,7 @@ def test_answers_of_other_machines_are_not_quoted(fetching, answer, shown):
 
 def test_what_is_fetched_counts_as_the_bodies_of_requests_do(fetching, monkeypatch):
     """Else a few bytes of a client would take 64 MB of memory."""
-    monkeypatch.setattr("qwenvl.use.serve.MOST_BODIES", 5000)
+    monkeypatch.setattr("qwenvl.use.places.MOST_BODIES", 5000)
     with Dripping(b"HTTP/1.1 200 OK\r\nContent-Length: 9000\r\n\r\n" + b"x" * 9000, 0.0) as server:
         status, found = raw(fetching, "POST", CHAT, ask([video(f"{server.address}/x")]))
     assert status == 429 and "other requests take the memory of this one" in found["error"]["message"], found
@@ -679,7 +680,7 @@ def test_refusals_reveal_neither_the_root_nor_the_contents_of_files(running, mad
 
 def test_a_clip_is_decoded_within_the_time_that_is_left(running, monkeypatch):
     seen = []
-    opened = running.server._dataset.__class__.__mro__[1].open
+    opened = running.server.prompts._dataset.__class__.__mro__[1].open
 
     def noted(dataset, record, number):
         seen.append(dataset.options.decode_timeout)
@@ -692,17 +693,18 @@ def test_a_clip_is_decoded_within_the_time_that_is_left(running, monkeypatch):
 
 
 def test_memory_that_prompts_wait_in_has_a_bound(running, monkeypatch):
-    monkeypatch.setattr("qwenvl.use.serve.MOST_PROMPT_BYTES", 0)
+    monkeypatch.setattr("qwenvl.use.prompts.MOST_PROMPT_BYTES", 0)
     begun, free = threading.Event(), threading.Event()
-    sampled = running.server._sampled
-    monkeypatch.setattr(running.server, "_sampled", lambda *given: (begun.set(), free.wait(60), sampled(*given))[2])
+    sampling = running.server.sampling
+    sampled = sampling._sample
+    monkeypatch.setattr(sampling, "_sample", lambda *given: (begun.set(), free.wait(60), sampled(*given))[2])
     loaded = []
-    monkeypatch.setattr("qwenvl.use.serve.DatasetInTime.load", noting(loaded, type(running.server._dataset).load))
+    monkeypatch.setattr(DatasetInTime, "load", noting(loaded, DatasetInTime.load))
     asked = [threading.Thread(target=running.ask, args=[video("one.mp4"), QUESTION]) for _ in range(3)]
     asked[0].start()
     assert begun.wait(60)
     asked[1].start()
-    while len(running.server._waiting) < 1:
+    while len(running.server.sampling._waiting) < 1:
         time.sleep(0.01)
     asked[2].start()
     while running.server.active < 3:

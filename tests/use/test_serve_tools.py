@@ -61,14 +61,14 @@ def test_a_look_sees_the_clip_of_its_request_until_the_request_ends(looking, cal
     """The clip is there until the request ends, and a client that leaves ends its turns."""
     calling.text = CALL
     tokens = looking.server.collator.processor.tokenizer(CALL)["input_ids"]
-    sampled, looks = looking.server._sampled, []
+    sampled, looks = looking.server.sampling._sample, []
 
     def noted(*given):
         rollouts = sampled(*given)
         looks.extend(call for rollout in rollouts for turns in rollout.turns for turn in turns for call in turn.calls)
         return rollouts
 
-    monkeypatch.setattr(looking.server, "_sampled", noted)
+    monkeypatch.setattr(looking.server.sampling, "_sample", noted)
     clip = video(data_url(made_media / "media/one.mp4"))
     answer = looking.ask(clip, QUESTION, logprobs=True, max_tokens=90)
     assert answer.choices[0].message.content.startswith('<tool_call>{"name": "look"') and answer.usage.prompt_tokens
@@ -88,7 +88,7 @@ def test_whatever_a_tool_raises_ends_its_own_request_alone(looking, calling, mon
     def fails(*given):
         raise error("of a tool")
 
-    monkeypatch.setattr(looking.server.respondent.sample.toolbox.dataset, "open", fails)
+    monkeypatch.setattr(looking.server.sampling.respondent.sample.toolbox.dataset, "open", fails)
     with pytest.raises(openai.APIStatusError) as raised:
         looking.ask(video("one.mp4"), QUESTION, max_tokens=90)
     assert raised.value.status_code == 500
@@ -100,7 +100,7 @@ def test_whatever_a_tool_raises_ends_its_own_request_alone(looking, calling, mon
 def test_looks_end_with_the_request_that_makes_them(looking, calling, monkeypatch):
     """A look may take long: those of a request that is over must not keep others waiting."""
     calling.text = SEVERAL
-    dataset = looking.server.respondent.sample.toolbox.dataset
+    dataset = looking.server.sampling.respondent.sample.toolbox.dataset
     clock = SimpleNamespace(late=0.0)
     now = lambda: time.monotonic() + clock.late
     monkeypatch.setattr("qwenvl.use.chat_request.time", SimpleNamespace(monotonic=now))
@@ -131,7 +131,7 @@ def test_a_request_whose_looks_take_long_ends_where_others_wait(looking, calling
     server = looking.server
     clock = SimpleNamespace(late=0.0)
     monkeypatch.setattr("qwenvl.use.in_time.monotonic", lambda: time.monotonic() + clock.late)
-    toolbox = server.respondent.sample.toolbox
+    toolbox = server.sampling.respondent.sample.toolbox
     own = toolbox.dataset.open
     slow = str(made_media / "media" / "slow.mp4")
     shutil.copy(made_media / "media" / "one.mp4", slow)
@@ -162,7 +162,7 @@ def test_a_request_whose_looks_take_long_ends_where_others_wait(looking, calling
 
     alone = looking.ask(video("one.mp4"), QUESTION, logprobs=True, **seeds)
     asking = [ask_slow, ask_other]
-    sampled, free = server._sampled, threading.Event()
+    sampled, free = server.sampling._sample, threading.Event()
     if together:  # both wait while a third one is sampled
 
         def held(*given):
@@ -170,7 +170,7 @@ def test_a_request_whose_looks_take_long_ends_where_others_wait(looking, calling
             assert free.wait(60)
             return sampled(*given)
 
-        monkeypatch.setattr(server, "_sampled", held)
+        monkeypatch.setattr(server.sampling, "_sample", held)
         asking.insert(0, lambda: looking.ask("Hi", seed=2, max_tokens=1))
     first, *others = [threading.Thread(target=each, daemon=True) for each in asking]
     first.start()
@@ -178,7 +178,7 @@ def test_a_request_whose_looks_take_long_ends_where_others_wait(looking, calling
     for thread in others:
         thread.start()
     until = time.monotonic() + 60
-    while len(server._waiting) < len(others) and time.monotonic() < until:
+    while len(server.sampling._waiting) < len(others) and time.monotonic() < until:
         time.sleep(0.01)
     free.set()
     queued.set()
@@ -191,13 +191,13 @@ def test_a_request_whose_looks_take_long_ends_where_others_wait(looking, calling
 
 def test_a_look_has_a_quarter_of_the_time_of_a_clip(looking):
     """It keeps all other requests waiting, as reading the clips of a prompt does not."""
-    looks = looking.server.respondent.sample.toolbox.dataset.options
-    assert looks.decode_timeout == looking.server._dataset.options.decode_timeout / 4 == 15.0
+    looks = looking.server.sampling.respondent.sample.toolbox.dataset.options
+    assert looks.decode_timeout == looking.server.prompts._dataset.options.decode_timeout / 4 == 15.0
 
 
 @pytest.mark.parametrize("fault", [ZeroDivisionError("division by zero"), MemoryError("no more")])
 def test_a_tool_that_fails_ends_its_own_request_alone(looking, calling, monkeypatch, capfd, fault):
-    toolbox = looking.server.respondent.sample.toolbox
+    toolbox = looking.server.sampling.respondent.sample.toolbox
 
     def fails(video, start, end):
         raise fault
