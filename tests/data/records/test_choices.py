@@ -526,6 +526,11 @@ def test_another_kind_beside_options_is_kept_as_the_source_kind():
     assert record.fields["source_problem_type"] == "Temporal Reasoning"
 
 
+def test_a_kind_of_question_beside_a_column_with_the_kind_of_answer_is_kept():
+    record = parsed({"question": "Is it on?", "answer": "yes", "problem_type": "causal", "answer_type": "binary"})
+    assert (record.fields["problem_type"], record.fields["source_problem_type"]) == ("yes or no", "causal")
+
+
 @pytest.mark.parametrize(
     ("row", "kind", "text"),
     [
