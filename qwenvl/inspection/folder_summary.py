@@ -33,7 +33,7 @@ class FoundLabels:
         other_folder: the folder of the clips where they were labelled, if it has another name here.
         unused: label files that fit no clip.
         not_read: files in the folder of label files that are none.
-        whole_minutes: see ``are_whole_minutes``.
+        about_times: see ``notice_about_times``.
         differing: see ``SpanReader``.
         other_kinds: what exports have beside spans, with their numbers.
     """
@@ -50,7 +50,7 @@ class FoundLabels:
     other_folder: str = ""
     unused: Sequence[str] = ()
     not_read: Sequence[str] = ()
-    whole_minutes: bool = False
+    about_times: str = ""
     differing: Collection[str] = ()
     other_kinds: Mapping[str, int] = field(default_factory=dict)
 
@@ -87,8 +87,8 @@ def summary(root: Path, clips: Sequence[str], found: FoundLabels) -> str:
         )
     if found.other_folder:
         lines.append(f"  labels of the clips of {visible(found.other_folder)!r} are taken for those of this folder")
-    if found.whole_minutes:
-        lines.append("  times are whole minutes; of 0:07 a spreadsheet makes 00:07:00: format its cells as text")
+    if found.about_times:
+        lines.append(f"  {found.about_times}")
     if found.differing:
         names = beginning(visible(", ".join(sorted(found.differing))), LONGEST_ANSWER)
         lines.append(f"  columns that differ between the spans of a clip, left out: {names}")

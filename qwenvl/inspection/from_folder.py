@@ -332,7 +332,7 @@ def _labels(args: argparse.Namespace, root: Path, clips: Sequence[str], steps: S
         other_folder=of_one_folder.other_than(root) if from_elsewhere else "",
         unused=spans.files_without_clip(path, clips) if path.is_dir() else (),
         not_read=_not_read(path) if path.is_dir() else (),
-        whole_minutes=spans.are_whole_minutes(labelled),
+        about_times=spans.notice_about_times(labelled),
         differing=reader.differing,
         other_kinds=given.other_kinds,
     )

@@ -552,15 +552,26 @@ MISSING_SHARE = 0.05
 
 # As spreadsheets write a cell of a time: 0:07 becomes 00:07:00, of which a person has meant seconds.
 _WHOLE_MINUTES = re.compile(r"[0-9]{1,3}:[0-9]{2}:00(?:\.0*)?")
+# A time as they keep it, a share of a day: 0:07:00 is 0.00486111111.
+_SHARE_OF_A_DAY = re.compile(r"0?\.[0-9]{7,}")
 
 
-def are_whole_minutes(labelled: Sequence[LabelledSpan | RecordError]) -> bool:
-    """Whether all times of spans that have hours have no seconds, and are not all 0."""
+def notice_about_times(labelled: Sequence[LabelledSpan | RecordError]) -> str:
+    """What a person should know of times that a spreadsheet may have changed, or nothing.
+
+    They are whole minutes wherever they have hours, or shares of a day, all below 1.
+    """
     times: set[str] = set()
     for each in labelled:
         if isinstance(each, LabelledSpan) and not each.in_frames:
-            times.update(time for time in (str(each.start), str(each.end)) if time.count(":") == 2)
-    return any(re.search("[1-9]", time) for time in times) and all(map(_WHOLE_MINUTES.fullmatch, times))
+            times |= {str(each.start), str(each.end)}
+    with_hours = [time for time in times if time.count(":") == 2]
+    if any(re.search("[1-9]", time) for time in with_hours) and all(map(_WHOLE_MINUTES.fullmatch, with_hours)):
+        return "times are whole minutes; of 0:07 a spreadsheet makes 00:07:00: format its cells as text"
+    shares = [time for time in times if _SHARE_OF_A_DAY.fullmatch(time)]
+    if shares and all(time in shares or re.fullmatch(r"0(?:\.0*)?", time) for time in times):
+        return "times are all below 1 s; of 0:07:00 a spreadsheet keeps 0.004861111, a share of a day: format as text"
+    return ""
 
 
 def _whole(text: str, name: str, where: str) -> int:

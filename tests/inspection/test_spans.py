@@ -11,7 +11,7 @@ from qwenvl.commands.data import main
 from qwenvl.config.command_line import parse_args
 from qwenvl.data.media.open import open_clip
 from qwenvl.data.options import SampleOptions
-from qwenvl.inspection.spans import LabelledSpan, are_whole_minutes
+from qwenvl.inspection.spans import LabelledSpan, notice_about_times
 from tests.inspection.from_folder import EAF, records, refused, run, solutions
 from tests.made_clips import write_clip
 
@@ -367,17 +367,20 @@ def test_a_name_in_other_characters_of_the_same_letters_is_found(folder, capsys)
 
 
 @pytest.mark.parametrize(
-    ("times", "is_said"),
+    ("times", "said"),
     [
-        ((("00:00:00", "00:03.50"), ("00:03.50", "00:08:00")), True),
-        ((("0", "00:01:00"), ("00:01:00", "00:02:00")), True),
-        ((("00:00:00", "00:03.50"), ("00:03.50", "00:08.00")), False),
-        ((("00:00:00", "00:01:00"), ("00:01:00", "00:01:30")), False),
+        ((("00:00:00", "00:03.50"), ("00:03.50", "00:08:00")), "whole minutes"),
+        ((("0", "00:01:00"), ("00:01:00", "00:02:00")), "whole minutes"),
+        ((("00:00:00", "00:03.50"), ("00:03.50", "00:08.00")), ""),
+        ((("00:00:00", "00:01:00"), ("00:01:00", "00:01:30")), ""),
+        ((("0", "0.00694444444"), ("0.00694444444", "0.0104166667")), "a share of a day"),
+        ((("0.5333333333", "0.9333333333"), ("0.9333333333", "2")), ""),
+        ((("0.0", "0.25"), ("0.25", "0.5")), ""),
     ],
 )
-def test_times_of_whole_minutes_are_said_beside_others_too(times, is_said):
+def test_times_that_a_spreadsheet_has_changed_are_said(times, said):
     spans = [LabelledSpan("t:1", "a.mp4", "1", start, end) for start, end in times]
-    assert are_whole_minutes(spans) is is_said
+    assert said in notice_about_times(spans) and bool(said) == bool(notice_about_times(spans))
 
 
 def test_spans_of_one_step_that_overlap_are_named(folder, capsys):
