@@ -325,19 +325,29 @@ def _of_training(config: Any) -> Iterator[str]:
     if config.num_iterations > 1:
         yield from _saves_within_windows(config)
     if config.engine_has_own_weights:
-        if config.reads_sampled_entropies:
-            names = set_among(config, "top_entropy_quantile", "entropy_target")
+        yield from _of_engine_with_own_weights(config)
+    else:
+        yield from _of_policy_as_engine(config)
+
+
+def _of_engine_with_own_weights(config: Any) -> Iterator[str]:
+    """Problems of options where servers sample, with weights that they are sent."""
+    if config.reads_sampled_entropies:
+        names = set_among(config, "top_entropy_quantile", "entropy_target")
+        yield (
+            f"--{' and --'.join(names)} cannot be used with --rollout_engine {config.rollout_engine}: vLLM gives "
+            "no entropies of the distributions that tokens are drawn from; leave out one of the two"
+        )
+    for name in ("vllm_deadline", "vllm_patience"):
+        if config.stall_timeout and getattr(config, name) >= 60 * config.stall_timeout:
             yield (
-                f"--{' and --'.join(names)} cannot be used with --rollout_engine {config.rollout_engine}: vLLM gives "
-                "no entropies of the distributions that tokens are drawn from; leave out one of the two"
+                f"--{name} {getattr(config, name):g} seconds are not below --stall_timeout "
+                f"{config.stall_timeout:g} minutes, which ends the run before: lower the one or raise the other"
             )
-        for name in ("vllm_deadline", "vllm_patience"):
-            if config.stall_timeout and getattr(config, name) >= 60 * config.stall_timeout:
-                yield (
-                    f"--{name} {getattr(config, name):g} seconds are not below --stall_timeout "
-                    f"{config.stall_timeout:g} minutes, which ends the run before: lower the one or raise the other"
-                )
-        return
+
+
+def _of_policy_as_engine(config: Any) -> Iterator[str]:
+    """Problems of options that correct for another policy, where the policy itself samples."""
     if config.importance_correction not in (None, "none"):
         yield (
             f"--importance_correction {config.importance_correction} has no effect: the policy itself samples, and all "

@@ -58,7 +58,7 @@ class PromptMaker:
 
     Args:
         respondent: that is asked with them.
-        name: of the model, as requests give it.
+        places: of the requests, which count the bytes of their bodies.
         waiting_bytes: says how much memory the prompts take that wait.
 
     Attributes:
