@@ -14,14 +14,20 @@ PLAIN_NUMBER = re.compile(r"[-+]?[0-9]{1,30}(?:\.[0-9]{1,30})?(?:e[-+]?[0-9]{1,2
 LONE_LETTER = re.compile(r"[\s().]*[^\W\d_]?[\s().]*")
 WRAPPED_TEXT = re.compile(r"\\(?:text|mathrm|textbf|mbox)\s{0,4}\{([^{}]*)\}")
 
-_BOXED = re.compile(r"\\(?:boxed|text|textbf|mathrm)\s{0,4}\{([^{}]*)\}")
+# What stands around an expression: Markdown, an equals sign in front of it, and a dot, perhaps within the dollar signs.
+_MARKDOWN = re.compile(r"\*\*([^*]*)\*\*|`([^`]*)`")
+_EQUALS = re.compile(r"^[\s$]*=")
+_FINAL_DOT = re.compile(r"(?<=[^.\s])\s{0,4}[.\u3002](?=[\s$]*$)")
+_BOX = re.compile(r"\\(?:boxed|fbox)\s{0,4}\{")
+_BRACE = re.compile(r"\\?[{}]")
+_WORDS = re.compile(r"[^\W\d_][^\d\\=+*/^<>(){}\[\]]*")  # "The answer is $", in front of a box
 _DELIMITER = re.compile(r"(?<!\\)\\[\[\]()]")  # \[5\] and \(5\)
 _THOUSANDS_OF_LATEX = re.compile(r"(?<=[0-9])\\[,;:!](?=[0-9]{3}(?![0-9]))")  # 10\,000
 _SUPERSCRIPTS = re.compile("[⁺⁻]?[⁰¹²³⁴⁵⁶⁷⁸⁹]+")
 _FRACTION = re.compile("[¼½¾⅐-⅞]")
 _ROOT = re.compile(r"√ ?([0-9]+(?:\.[0-9]+)?|[^\W\d_]|\([^()]*\))")
 _DASH_AS_MINUS = re.compile(r"(?<![\w)}\]])[\u2012-\u2014](?=[0-9.])")  # – and — stand between numbers in a range
-_SYMBOLS = str.maketrans({"π": r"\pi ", "∞": r"\infty ", "°": r"^{\circ}", "\u2044": "/"})
+_SYMBOLS = str.maketrans({"·": r"\cdot ", "π": r"\pi ", "∞": r"\infty ", "°": r"^{\circ}", "\u2044": "/"})
 
 _NO_ZERO = re.compile(r"(?<![\w.])\.(?=[0-9])")  # the point of .5
 _SHORT_EXPONENT = re.compile(r"\^\{([0-9])\}")  # x^{2} is x^2
@@ -76,12 +82,47 @@ def plain(text: str) -> str:
 
 
 def unboxed(text: str) -> str:
-    """What boxes of LaTeX around a whole text hold."""
-    found = _BOXED.fullmatch(text.strip().strip("$"))
-    if found is None:  # \boxed{\text{yes}}, from the inside out
-        inside = _BOXED.sub(r"\1", text, count=1)
-        found = _BOXED.fullmatch(inside.strip().strip("$"))
-    return found[1] if found else text
+    r"""A text with what its only box of LaTeX holds in the place of the box, and without words in front of it.
+
+    Example:
+        >>> unboxed(r"The answer is $\boxed{\frac{1}{2}}$ m"), unboxed(r"x = \boxed{3}")
+        ('\\frac{1}{2}$ m', 'x = 3')
+    """
+    boxes = [*_BOX.finditer(text)]
+    end = _closing_brace(text, boxes[0].end()) if len(boxes) == 1 else None
+    if end is None:
+        return text
+    before = text[: boxes[0].start()]
+    if not before.strip("$ ") or _WORDS.fullmatch(before.strip()):
+        before = ""
+    # The space keeps numbers apart, which text alone compares then: 2\boxed{3} is not 23.
+    return f"{before.rstrip()} {text[boxes[0].end() : end]}".lstrip() + text[end + 1 :]
+
+
+def _closing_brace(text: str, start: int) -> int | None:
+    """The place of the brace that closes the one before ``start``. None: none does."""
+    depth = 1
+    for found in _BRACE.finditer(text, start):
+        depth += {"{": 1, "}": -1}.get(found[0], 0)  # a brace behind a backslash is that of a set
+        if depth == 0:
+            return found.start()
+    return None
+
+
+def expression_in(text: str) -> str:
+    r"""The expression that an answer writes, in LaTeX: without Markdown, box, equals sign in front, and final dot.
+
+    Example:
+        >>> [expression_in(text) for text in ("**½**", r"$\frac{1}{2}$.", "= 3", r"\boxed{\text{yes}}")]
+        ['1/2', '$\\frac{1}{2}$', '3', 'yes']
+    """
+    marked = _MARKDOWN.fullmatch(text.strip())
+    if marked is not None:
+        text = marked[1] or marked[2] or ""
+    text = unboxed(in_latex(text))
+    text = _EQUALS.sub("", _FINAL_DOT.sub("", text)).strip()
+    wrapped = WRAPPED_TEXT.fullmatch(text.strip("$"))
+    return wrapped[1] if wrapped else text
 
 
 def unwrapped(text: str) -> str:

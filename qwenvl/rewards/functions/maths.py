@@ -16,13 +16,12 @@ from qwenvl.rewards.functions.expressions import (
     FUNCTION_NAMES,
     LONE_LETTER,
     PLAIN_NUMBER,
+    expression_in,
     fraction_of,
     has_several_numbers,
     improper,
-    in_latex,
     is_mathematical,
     plain,
-    unboxed,
     unwrapped,
 )
 from qwenvl.rewards.functions.text import answer_of, normalized, solution_of
@@ -47,10 +46,10 @@ class MathReward:
     solution, or with all of it where it has no block. Texts that are equal once normalized are equal. Other pairs are
     parsed as LaTeX, plain writing such as ``ln(2)``, ``x**2`` and ``3e5`` too, and verified by math-verify, gold first:
     1/2 is 0.5, and the square root of 8 is twice that of 2. Signs that Unicode has (x², ½, √2, π, 90°) are read as
-    their LaTeX. Words, single letters and what holds a colon ("A", "yes", "12:30") compare as text. A unit in words or
-    text of LaTeX must be the same, and is not converted. An answer longer than 500 characters scores 0. A pair that
-    takes more than 2 s of computing, or 3 GiB of memory, gets no value: it is named in the log and counted as
-    ``reward/math_accuracy/skipped``.
+    their LaTeX. Markdown, a box, an equals sign in front and a dot at the end do not matter. Words, single letters and
+    what holds a colon ("A", "yes", "12:30") compare as text. A unit in words or text of LaTeX must be the same, and is
+    not converted. An answer longer than 500 characters scores 0. A pair that takes more than 2 s of computing, or 3 GiB
+    of memory, gets no value: it is named in the log and counted as ``reward/math_accuracy/skipped``.
     """
 
     def __init__(self) -> None:
@@ -70,7 +69,7 @@ class MathReward:
 
     def check(self, solution: str, fields: Mapping[str, Any]) -> str | None:
         """The reason why a record cannot be scored: its solution is empty or cannot be parsed. None: it can."""
-        gold = in_latex(solution_of(solution))
+        gold = expression_in(solution_of(solution))
         if not normalized(gold):
             return "the solution is empty"
         if len(gold) > LONGEST:
@@ -118,8 +117,8 @@ def compare_as_text(gold: str, answer: str | None) -> bool | tuple[str, str]:
     """Whether a pair is equal, where text can tell, else the two expressions to be compared as mathematics."""
     if answer is None or len(answer) > LONGEST:
         return False
-    gold = unboxed(in_latex(gold))
-    answer = unboxed(in_latex(answer))
+    gold = expression_in(gold)
+    answer = expression_in(answer)
     gold_text = plain(unwrapped(gold))
     answer_text = plain(unwrapped(answer))
     if gold_text == answer_text:

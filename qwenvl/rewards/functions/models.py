@@ -252,8 +252,10 @@ class JudgeReward:
         return _PLACE.sub(lambda place: values[place[1]], self._prompt)
 
     def _value(self, reply: str) -> float | None:
-        """The value of the last verdict of a reply."""
-        found = _VERDICT.findall(reply) or [""]
+        """The value of the last verdict behind a reply's thinking. None: there is none, or the thinking was cut."""
+        if reply.lstrip().startswith("<think>") and "</think>" not in reply:
+            return None
+        found = _VERDICT.findall(reply.rpartition("</think>")[2]) or [""]
         return self._values.get(found[-1].rstrip(".,;:!").lower())
 
 
