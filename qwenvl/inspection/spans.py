@@ -553,7 +553,8 @@ MISSING_SHARE = 0.05
 # As spreadsheets write a cell of a time: 0:07 becomes 00:07:00, of which a person has meant seconds.
 _WHOLE_MINUTES = re.compile(r"[0-9]{1,3}:[0-9]{2}:00(?:\.0*)?")
 # A time as they keep it, a share of a day: 0:07:00 is 0.00486111111.
-_SHARE_OF_A_DAY = re.compile(r"0?\.[0-9]{7,}")
+_LONG_SHARE_OF_A_DAY = re.compile(r"0?\.[0-9]{7,}")
+_BELOW_ONE = re.compile(r"0|0?\.[0-9]+")
 
 
 def notice_about_times(labelled: Sequence[LabelledSpan | RecordError]) -> str:
@@ -568,9 +569,9 @@ def notice_about_times(labelled: Sequence[LabelledSpan | RecordError]) -> str:
     with_hours = [time for time in times if time.count(":") == 2]
     if any(re.search("[1-9]", time) for time in with_hours) and all(map(_WHOLE_MINUTES.fullmatch, with_hours)):
         return "times are whole minutes; of 0:07 a spreadsheet makes 00:07:00: format its cells as text"
-    shares = [time for time in times if _SHARE_OF_A_DAY.fullmatch(time)]
-    if shares and all(time in shares or re.fullmatch(r"0(?:\.0*)?", time) for time in times):
-        return "times are all below 1 s; of 0:07:00 a spreadsheet keeps 0.004861111, a share of a day: format as text"
+    # Of 0:09:00 it is 0.00625: not every share is a long one.
+    if any(map(_LONG_SHARE_OF_A_DAY.fullmatch, times)) and all(map(_BELOW_ONE.fullmatch, times)):
+        return "times are all below 1 s; of 0:07:00 a spreadsheet keeps 0.004861111 days: format its cells as text"
     return ""
 
 

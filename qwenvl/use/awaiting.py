@@ -14,11 +14,11 @@ IsGone = Callable[[], Awaitable[bool]]
 """Says whether the client of a request has left."""
 
 
-async def _is_there() -> bool:
+async def _never_gone() -> bool:
     return False
 
 
-async def patiently(work: Awaitable[Some], patience: Patience, is_gone: IsGone = _is_there) -> Some:
+async def patiently(work: Awaitable[Some], patience: Patience, is_gone: IsGone = _never_gone) -> Some:
     """The result of ``work``, which is cancelled where the time of a request is up or its client has left.
 
     Args:

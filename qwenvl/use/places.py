@@ -34,7 +34,7 @@ class Arrival:
 
 
 class Places:
-    """The requests that are received, read, wait or are sampled: at most ``--max_waiting``.
+    """The requests that are received, read, wait or are sampled: at most ``--max_waiting`` that somebody waits for.
 
     Args:
         sampled: gives those that are sampled, which keep their places.
@@ -47,8 +47,8 @@ class Places:
         self._arrivals: list[Arrival] = []
 
     @property
-    def taken(self) -> int:
-        """How many requests there are."""
+    def count(self) -> int:
+        """How many requests there are, with those that end."""
         return len(self._requests)
 
     @property
@@ -86,7 +86,7 @@ class Places:
         finally:
             self._arrivals.remove(arrival)
 
-    def count(self, arrival: Arrival, more: int) -> None:
+    def add_bytes(self, arrival: Arrival, more: int) -> None:
         """Count the bytes of a body, or of a medium that is fetched for one, against those of all requests.
 
         Raises:
@@ -98,10 +98,10 @@ class Places:
             raise ApiError(429, "other requests take the memory of this one; try again later")
         arrival.patience.check()  # it may be the one that gives way
 
-    def end_all(self, reason: ApiError) -> None:
+    def end_all(self, reason: str) -> None:
         """Nobody waits any more for any request."""
         for patience in self._requests:
-            patience.end(reason)
+            patience.end(ApiError(503, reason))
 
     def _end_slowest_arrival(self) -> bool:
         """End the request that has waited for others for the longest time, and say whether one has waited for long.

@@ -1,6 +1,6 @@
 """Makes the prompts of requests: their bodies are received and parsed, their media fetched and decoded.
 
-Each kind of work has threads of its own, so that requests of text wait for no clip, and no request for a slow machine.
+Slow work has threads of its own, so that requests of text wait for no clip, and no other request for a slow machine.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ SECONDS_BETWEEN_TRIES = 0.05  # to find room for another prompt
 # Bytes of the prompts that wait: more are not decoded before some of these are sampled.
 MOST_PROMPT_BYTES = 4 * 2**30
 LONG_TEXT = 50_000  # bytes, whose tokens take a tenth of a second or more to find
-Receive = Callable[[Callable[[int], None]], Awaitable[bytes]]
-"""Receives the body of a request. It calls its argument with the bytes of each piece before it keeps them."""
+ReceiveBody = Callable[[Callable[[int], None]], Awaitable[bytes]]
+"""Receives the body of a request. It calls its argument with the number of bytes of each piece before it keeps them."""
 
 
 class GaveWay(Exception):
@@ -93,7 +93,7 @@ class PromptMaker:
         self._long_readers = FairPool(1, "read-long")
         self._fetchers = ThreadPoolExecutor(request.options.max_waiting, "fetch")
 
-    async def pending(self, receive: Receive, folder: Path, patience: Patience, is_gone: IsGone) -> Pending:
+    async def pending(self, receive: ReceiveBody, folder: Path, patience: Patience, is_gone: IsGone) -> Pending:
         """A request with its prompt.
 
         Args:
@@ -108,7 +108,7 @@ class PromptMaker:
         return await self._read(parsed, record, folder, patience, is_gone)
 
     def close(self) -> None:
-        """Begin nothing more."""
+        """Begin nothing more, and end the processes that decode pictures and have nothing to do."""
         for readers in (self._parsers, self._readers, self._slow_readers, self._long_readers):
             readers.shutdown()
         self._fetchers.shutdown(wait=False, cancel_futures=True)
@@ -120,11 +120,11 @@ class PromptMaker:
         return deepcopy(self._collator)
 
     async def _received(
-        self, receive: Receive, folder: Path, patience: Patience, is_gone: IsGone
+        self, receive: ReceiveBody, folder: Path, patience: Patience, is_gone: IsGone
     ) -> tuple[Parsed, Record]:
         """A request and its record, made of its body. Afterwards its media are on the disk, and take no memory."""
         with self._places.arriving(patience) as arrival:
-            receiving = receive(partial(self._places.count, arrival))
+            receiving = receive(partial(self._places.add_bytes, arrival))
             body = await patiently(receiving, patience)  # receiving itself notices who leaves
             arrival.complete = True
             making = self._parsers.run(patience.client, self._parsed, body, folder, patience)
@@ -132,7 +132,7 @@ class PromptMaker:
             parsed, record = await patiently(making, patience, is_gone)
             if record is None:
                 with self._places.arriving(patience) as fetching:
-                    count = partial(self._places.count, fetching)
+                    count = partial(self._places.add_bytes, fetching)
                     loop = asyncio.get_running_loop()
                     writing = loop.run_in_executor(
                         self._fetchers, self.reader.record, parsed, folder, patience, count
@@ -152,12 +152,7 @@ class PromptMaker:
         return replace(parsed, messages=()), self.reader.record(parsed, folder, patience)
 
     async def _read(
-        self,
-        parsed: Parsed,
-        record: Record,
-        folder: Path,
-        patience: Patience,
-        is_gone: IsGone,
+        self, parsed: Parsed, record: Record, folder: Path, patience: Patience, is_gone: IsGone
     ) -> Pending:
         """A request with its prompt."""
         while self._waiting_bytes() > MOST_PROMPT_BYTES:

@@ -58,14 +58,19 @@ class Sampling:
         self._budget = config.rollout_token_budget
         self._turns = Turns()
         self._waiting: list[Pending] = []
-        self._sampling: Sequence[Pending] = ()
+        self._together: Sequence[Pending] = ()  # those that are being sampled
         self._looks = LookTimes()
         self._arrived = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, "sample")
         self.respondent = respondent.with_toolbox(self._in_time(respondent.sample.toolbox, config))
-        for layer in respondent.step.policy.modules():
+        for layer in self.model.modules():
             if isinstance(layer, GradientCheckpointingLayer):  # of the language model and of the vision tower
                 layer.register_forward_pre_hook(self._before_layer)
+
+    @property
+    def model(self) -> nn.Module:
+        """The model that samples."""
+        return self.respondent.step.policy
 
     def _in_time(self, toolbox: Toolbox | None, config: GRPOConfig) -> Toolbox | None:
         """A toolbox that answers no call of a request that is over. A call that fails ends its own request alone."""
@@ -83,16 +88,16 @@ class Sampling:
         )
 
     @property
-    def sampled(self) -> set[Patience]:
+    def being_sampled(self) -> set[Patience]:
         """The requests that are being sampled."""
-        return {each.patience for each in self._sampling}
+        return {each.patience for each in self._together}
 
     @property
     def waiting_bytes(self) -> int:
         """The bytes of the prompts that wait."""
         return sum(media_bytes(each.batch) for each in self._waiting)
 
-    async def events(self, pending: Pending, clients: Collection[str], is_gone: IsGone) -> AsyncGenerator[Any, None]:
+    async def answered(self, pending: Pending, clients: Collection[str], is_gone: IsGone) -> AsyncGenerator[Any, None]:
         """The events of a request, which waits for its turn, up to its completions.
 
         Args:
@@ -124,7 +129,7 @@ class Sampling:
                 self._arrived.clear()
                 await self._arrived.wait()
                 continue
-            together = self._together()
+            together = self._next()
             self._waiting = [each for each in self._waiting if each not in together]
             try:
                 sampling = loop.run_in_executor(self._thread, self._sample_or_fail, together, loop)
@@ -148,7 +153,7 @@ class Sampling:
             for each, event in zip(together, found, strict=True):
                 each.events.put_nowait(event)
 
-    def _together(self) -> list[Pending]:
+    def _next(self) -> list[Pending]:
         """The request whose turn it is and those of the same settings, as many as fit, the oldest first.
 
         One with a seed or a refusal is alone.
@@ -200,13 +205,13 @@ class Sampling:
 
         if isinstance(engine, SharedPrefixEngine) and self.respondent.sample.toolbox is None:
             engine.drawing.watch = watch
-        self._sampling = together
+        self._together = together
         self._looks = LookTimes(len(together))
         try:
             batches = [each.batch for each in together]
             return self.respondent.complete(batches, n, together[0].params)
         finally:
-            self._sampling = ()
+            self._together = ()
 
     # ---- who waits, and for how long
 
@@ -223,11 +228,11 @@ class Sampling:
 
     def _is_nobody_there(self) -> bool:
         """Whether nobody waits for anything that is being sampled."""
-        return not any(each.patience.left() for each in self._sampling)
+        return not any(each.patience.left() for each in self._together)
 
     def _asking(self, record: Record) -> list[Pending]:
         """The requests that are sampled and ask about a record."""
-        return [each for each in self._sampling if each.batch.records[0].id == record.id]
+        return [each for each in self._together if each.batch.records[0].id == record.id]
 
     def _end_failed(self, record: Record, error: Exception) -> None:
         """Ends the requests about a record, for which a tool of the user has failed. The others go on."""
@@ -245,7 +250,7 @@ class Sampling:
         record = self._looks.record
         assert record is not None
         own = self._asking(record)
-        with_it = any(each.patience.left() for each in self._sampling if each not in own)
+        with_it = any(each.patience.left() for each in self._together if each not in own)
         if not self._looks.are_long(record) or not (with_it or self._waiting):
             return False
         for each in own:
@@ -262,7 +267,7 @@ class Sampling:
         self._looks.begin(record)
         if self._is_look_over():
             raise ToolError("nobody waits for this look")
-        left = max((each.patience.left() for each in self._sampling), default=0.0)
+        left = max((each.patience.left() for each in self._together), default=0.0)
         return max(SHORTEST_LOOK, min(most, left))
 
     def _before_layer(self, layer: nn.Module, arguments: tuple[Any, ...]) -> None:
@@ -271,7 +276,7 @@ class Sampling:
         Raises:
             Abandoned: the time of all requests that are sampled is up, or their clients are gone.
         """
-        if not self._sampling:
+        if not self._together:
             return
         hidden = arguments[0] if arguments else None
         if isinstance(hidden, torch.Tensor) and hidden.is_cuda:

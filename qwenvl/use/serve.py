@@ -1,4 +1,4 @@
-"""The model behind ``qwenvl serve``: requests of OpenAI's chat API, batched as they come, and their answers."""
+"""The model behind ``qwenvl serve``: requests of OpenAI's chat API take a place, get a prompt, and are sampled."""
 
 from __future__ import annotations
 
@@ -13,17 +13,14 @@ from typing import Any
 from qwenvl.evaluate.respondent import build_respondent, collator_of
 from qwenvl.rewards import build_rubric
 from qwenvl.use.awaiting import IsGone
-from qwenvl.use.chat_request import ApiError
 from qwenvl.use.options import UseRequest
 from qwenvl.use.places import Places
-from qwenvl.use.prompts import PromptMaker, Receive
+from qwenvl.use.prompts import PromptMaker, ReceiveBody
 from qwenvl.use.sampling import Sampling
 
 
 class ChatServer:
     """A model, and the requests that wait for it.
-
-    A request takes a place, its prompt is made, and it is sampled in its turn.
 
     Attributes:
         places: of the requests.
@@ -37,7 +34,7 @@ class ChatServer:
         self.collator = collator_of(request.config)
         respondent = build_respondent(request.config, self.collator, build_rubric())
         self.sampling = Sampling(respondent, self.collator, request.config)
-        self.places = Places(self.limits, sampled=lambda: self.sampling.sampled)
+        self.places = Places(self.limits, sampled=lambda: self.sampling.being_sampled)
         self.prompts = PromptMaker(
             request,
             self.sampling.respondent,
@@ -50,9 +47,9 @@ class ChatServer:
     @property
     def active(self) -> int:
         """How many requests are received, read, wait or are sampled."""
-        return self.places.taken
+        return self.places.count
 
-    async def answered(self, receive: Receive, is_gone: IsGone, client: str = "") -> AsyncGenerator[Any, None]:
+    async def answered(self, receive: ReceiveBody, is_gone: IsGone, client: str = "") -> AsyncGenerator[Any, None]:
         """First the ``Pending`` of a request, then its events. Its place is free when the iterator ends.
 
         Args:
@@ -69,7 +66,7 @@ class ChatServer:
                 folder.mkdir()
                 pending = await self.prompts.pending(receive, folder, patience, is_gone)
                 yield pending
-                async with aclosing(self.sampling.events(pending, self.places.clients, is_gone)) as events:
+                async with aclosing(self.sampling.answered(pending, self.places.clients, is_gone)) as events:
                     async for event in events:
                         yield event
         finally:
@@ -77,7 +74,7 @@ class ChatServer:
 
     def end_requests(self) -> None:
         """Ends all work for requests as soon as it can be interrupted."""
-        self.places.end_all(ApiError(503, "the server ends"))
+        self.places.end_all("the server ends")
 
     def close(self) -> None:
         """Ends all work, and deletes the media of requests."""

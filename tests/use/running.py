@@ -116,7 +116,7 @@ def held_until(free, begun=None) -> None:
 
 
 def layers_of(running):
-    return running.server.sampling.respondent.step.policy.model.language_model.layers
+    return running.server.sampling.model.model.language_model.layers
 
 
 class Dripping:

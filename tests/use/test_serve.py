@@ -292,7 +292,7 @@ def test_a_request_ends_at_its_time_limit_or_with_the_error_of_sampling(running,
         free.set()
     monkeypatch.setattr(running.server.limits, "max_seconds", 60.0)
     with monkeypatch.context() as patch:
-        patch.setattr(running.server.sampling, "_sample", lambda together, loop: [1 / 0])
+        patch.setattr(sampling, "_sample", lambda together, loop: [1 / 0])
         with pytest.raises(openai.InternalServerError, match="sampling failed: ZeroDivisionError; the server's log"):
             running.ask(QUESTION)
     assert running.ask(QUESTION).choices[0].message.content and running.is_idle()

@@ -106,7 +106,7 @@ def question_row(
     if media is None:
         media, media_keys = media_columns(row)
         made.read |= media_keys
-    fields = _kept_fields(row, kind, said_by, made)
+    fields = _kept_fields(row, kind, said_by, made, has_choices=choices is not None)
     of_question = {"prompt": prompt, "solution": f"<answer>{solution}</answer>", "problem_type": kind}
     made.row = media | of_question | fields | thinking | more
     return made
@@ -211,12 +211,13 @@ def _without_tags(answer: Any) -> tuple[Any, Values]:
     return solution_of(answer), {} if thought is None else {"thinking": thought[0].strip()}
 
 
-def _kept_fields(row: Values, kind: str, said_by: str, made: Made) -> Values:
+def _kept_fields(row: Values, kind: str, said_by: str, made: Made, *, has_choices: bool) -> Values:
     """The columns that are read, and that rewards may want as well: fields of the record.
 
     Args:
         said_by: the column that says the kind of the answer, or an empty text.
         made: gets their keys.
+        has_choices: the answer chooses options, which says its kind.
     """
     keys = [said_by] if said_by else []
     if kind == SPAN:
@@ -227,8 +228,8 @@ def _kept_fields(row: Values, kind: str, said_by: str, made: Made) -> Values:
     own_kind = row.get("problem_type")
     if own_kind:
         made.read.add("problem_type")
-    if own_kind and own_kind != kind and said_by != "problem_type":
-        fields["source_problem_type"] = own_kind  # somebody's own name for a kind of question
+    if own_kind and (has_choices or said_by) and said_by != "problem_type":
+        fields["source_problem_type"] = own_kind  # "causal": of the question, and not of the answer
     return fields
 
 

@@ -37,9 +37,9 @@ def split_unit(text: str) -> tuple[str, str]:
         >>> split_unit("2.5 Cars"), split_unit(r"\frac{1}{2} \text{ m}^2"), split_unit("x + 1")
         (('2.5', 'cars'), ('\\frac{1}{2}', 'm^2'), ('x + 1', ''))
     """
-    in_latex = _unit_in_latex(text)
-    if in_latex is not None:
-        return in_latex
+    found = _unit_in_latex(text)
+    if found is not None:
+        return found
     shown = unwrapped(text)
     for find in (_rate, _unit_with_power, _short_unit, _unit_in_words):
         found = find(shown)
