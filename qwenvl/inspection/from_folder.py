@@ -313,7 +313,7 @@ def _labels(args: argparse.Namespace, root: Path, clips: Sequence[str], steps: S
     counts: Counter[str] = Counter()
     for timeline in timelines.values():
         counts.update(f"({span.number}) {span.name}" for span in timeline.spans)
-        reserved = _reserved(timeline.more, {"timeline", "duration"})
+        reserved = _reserved(timeline.more, {"timeline", "duration"}, in_frames=any(each.in_frames for each in rows))
         if reserved is not None:
             raise RecordError(f"{path}: the column {reserved!r} has another meaning in records; rename it")
     # In the order of the folder, whatever that of the labels is.
@@ -371,14 +371,16 @@ def _not_read(folder: Path) -> list[str]:
     return [name for name in names if "/." not in f"/{name}"]
 
 
-def _reserved(columns: Mapping[str, Any], more: Collection[str] = ()) -> str | None:
+def _reserved(columns: Mapping[str, Any], more: Collection[str] = (), in_frames: bool = True) -> str | None:
     """The first of some columns, in alphabetical order, whose name means something else in records.
 
     Args:
         more: further names that do.
+        in_frames: labels may be in frames, and a column such as ``FPS`` their rate. Beside seconds, as in BORIS, it is not.
     """
     reserved = {*OWN_KEYS, *ROW_KEYS, "question", "reward_model", *more}
-    return min((column for column in columns if column in reserved or column.casefold() in _RATES), default=None)
+    found = [each for each in columns if each in reserved or (in_frames and each.casefold() in _RATES)]
+    return min(found, default=None)
 
 
 def _prompt(question: str | None, steps: Steps | None, *, timelines: bool, adds_form: bool) -> str:

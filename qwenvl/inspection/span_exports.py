@@ -66,7 +66,8 @@ def _label_studio(path: Path) -> Export:
 def _task_spans(task: Mapping[str, Any], where: str) -> Iterator[LabelledSpan | RecordError]:
     """The spans of one task. A task of another form raises errors of any kind."""
     annotations = list(map(_span_regions, counting_annotations(task)))
-    values = [[region["value"] for region in each.values()] for each in annotations]
+    # In whatever order their regions were drawn.
+    values = [sorted(json.dumps(region["value"], sort_keys=True) for region in each.values()) for each in annotations]
     if any(each != values[0] for each in values):
         yield RecordError(
             f"{where}: has {len(values)} annotations with different labels; keep one, or mark one as ground truth"

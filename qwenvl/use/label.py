@@ -45,7 +45,7 @@ from qwenvl.run_log.log import append_lines, drop_cut_line, hash_of, plain, read
 from qwenvl.run_log.report.evaluation import write_labels
 from qwenvl.run_log.report.timelines import axis_length, span_as_shown
 from qwenvl.run_log.report.write import check_no_links
-from qwenvl.timeline import TimedStep, plain_name, seconds_of, spans_alone, timeline_in
+from qwenvl.timeline import TimedStep, entry_without_span, plain_name, seconds_of, spans_alone, timeline_in
 from qwenvl.types import FrameInfo, PromptBatch, Record, RolloutBatch
 from qwenvl.use.label_table import LabelTable
 from qwenvl.use.options import UseRequest
@@ -241,6 +241,7 @@ class Labels:
             "timeline": {
                 "length": min(longest, editor_length([spans, *votes], clips)),
                 "spans": [span_as_shown(span) for span in spans],
+                "unread": entry_without_span(answer),  # what the answer holds beside them
             },
             "vote_spans": [[span_as_shown(span) for span in vote] for vote in votes],
         }

@@ -79,6 +79,10 @@ def test_several_annotations_of_a_task_have_the_same_labels_or_one_is_the_truth(
         exported({"video": "a.mp4"}, *annotations)
         run(capsys, *argv)
         assert solutions() == ["0.0-1.0 (1) insert fan"]
+    both = [region("insert fan", 0, 1), region("close lid", 1, 2)]
+    exported({"video": "a.mp4"}, {"result": both}, {"result": both[::-1]})
+    run(capsys, *argv)
+    assert solutions() == ["0.0-1.0 (1) insert fan\n1.0-2.0 (2) close lid"]
 
 
 def test_labels_of_another_folder_are_not_those_of_clips_of_the_same_name(folder, capsys):

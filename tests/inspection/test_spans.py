@@ -309,9 +309,13 @@ def test_a_file_with_a_label_for_each_frame_has_labels_alone(folder, capsys):
 
 
 def test_a_table_of_boris_is_read_as_it_is(folder, capsys):
-    head = "Observation id,Behavior,Start (s),Stop (s),Duration (s),Media file name,Image index start"
-    rows = ["o,insert fan,0.5,1,0.5,C:\\rec\\clips\\a.mp4,5", "o,close lid,1,2.5,1.5,C:\\rec\\clips\\a.mp4,10"]
-    Path("spans.csv").write_text("\n".join([head, *rows, "p,close lid,1,2,1,C:\\rec\\clips\\b.mp4,10"]))
+    head = "Observation id,FPS,Behavior,Start (s),Stop (s),Duration (s),Media file name,Image index start"
+    rows = [
+        "o,25,insert fan,0.5,1,0.5,C:\\rec\\clips\\a.mp4,5",
+        "o,25,close lid,1,2.5,1.5,C:\\rec\\clips\\a.mp4,10",
+        "p,25,close lid,1,2,1,C:\\rec\\clips\\b.mp4,10",
+    ]
+    Path("spans.csv").write_text("\n".join([head, *rows]))
     columns = "Media file name=clip,Behavior=step,Start (s)=start,Stop (s)=end"
     said = run(capsys, "--answers", "spans.csv", "--steps", "steps.txt", "--columns", columns)
     assert "columns that differ between the spans of a clip, left out: Duration (s), Image index start" in said

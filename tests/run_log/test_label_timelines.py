@@ -148,14 +148,15 @@ def test_a_timeline_is_saved_as_the_field_of_its_record(timelines, tmp_path):
 def test_spans_beyond_the_clip_are_saved_as_they_are_shown(browser, tmp_path):
     long = [span(1.0, 19.0), span(15.0, 19.0, 3)]
     rows = [timed("long", *long, vote_spans=[long, [span(1.0, 12.0, 1)]]), timed("other", *long)]
+    rows[0]["timeline"] |= {"unread": "7 (3)"}
     written = write_labels(tmp_path, "run", rows, "qwenvl train")
     browser.show(1280)
     browser.open(f"{written.page.as_uri()}#id=cam/long.mp4")
     browser.wait("document.querySelector('.lanes.editable') !== null")
     browser.run("localStorage.clear()")
     assert browser.run(SPANS) == ["2,1,10", "3,9.9,10"]
-    shown = browser.run("document.querySelector('.bar-of-spans').textContent")
-    assert "cut at the end of the clip" in shown
+    shown = browser.run("document.querySelector('.bar-of-spans p').textContent")
+    assert shown == "the model's answer, cut at the end of the clip, without what is no span: 7 (3)"
     assert "19" not in browser.run("document.querySelector('.bar-of-spans .lanes').getAttribute('aria-label')")
     assert "1-12" not in browser.run("document.querySelector('.votes').textContent")
     browser.run("document.querySelector('#confirm').click()")

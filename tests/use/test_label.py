@@ -307,7 +307,8 @@ def test_a_record_with_a_timeline_is_asked_about_one_and_saved_without_it(there)
     labelled("model", "rows.json", "--page")
     text = Path("labels/data/run-0/page-0.js").read_text()
     shown = json.loads(text[text.index("[") : text.rindex("]") + 1])
-    assert [row["timeline"] for row in shown] == [{"length": 4.0, "spans": []}, {"length": 3.5, "spans": []}]
+    none = {"spans": [], "unread": None}
+    assert [row["timeline"] for row in shown] == [{"length": 4.0, **none}, {"length": 3.5, **none}]
     assert all(row["record"]["turns"] == turns and "timeline" not in others_of(row) for row in shown)
 
 
@@ -585,7 +586,8 @@ def test_the_page_has_spans_steps_and_files_of_a_question_for_a_timeline(there):
     shown = {row["id"]: row for row in json.loads(text[text.index("[") : text.rindex("]") + 1])}
     row = shown["clips/more/b.mp4"]
     assert row["steps"] == [[1, "pick the lid"], [2, "insert the fan"]] and row["files"] == ["../clips/more/b.mp4"]
-    assert row["timeline"] == {"length": 3.0, "spans": []}  # the tiny model has said nothing that is a span
+    # The tiny model has said nothing that is a span.
+    assert row["timeline"] == {"length": 3.0, "spans": [], "unread": None}
     assert len(row["vote_spans"]) == len(row["votes"])
     assert not Path("labels/clips").exists()  # browsers play these clips
     page = re.sub(r"</?span[^>]*>", "", Path("labels/index.html").read_text())  # around each word

@@ -292,7 +292,7 @@ class Labels extends List {
   // The bar of the model's timeline, and below it the one that is edited.
   spansPart(n, label) {
     const done = this.done(n);
-    const { length, spans, cut } = label.timeline;
+    const { length, spans, cut, unread } = label.timeline;
     const before = spansWithin(done?.timeline ?? spans, length);
     const editor = (this.editor = new SpanEditor({
       spans: this.drafts.get(n) ?? before,
@@ -322,6 +322,9 @@ class Labels extends List {
     const help =
       "Drag an edge or a span, or draw a new one. Tab goes to spans and edges: " +
       `← → move them by ${steps}; 1 to 9 set the step, Delete removes.`;
+    const notes = [];
+    if (cut) notes.push("cut at the end of the clip");
+    if (unread) notes.push(`without what is no span: ${unread}`);
     const bar = (title, element) => h("div", { class: "bar-of-spans" }, h("p", {}, title), element);
     const votes = label.votes.map(([answer, count], vote) => ({
       answer: spansLine(label.vote_spans[vote]),
@@ -337,7 +340,7 @@ class Labels extends List {
         },
       },
       filmView(label.clips.length === 1 ? label.clips[0] : null, length),
-      bar(cut ? "the model's answer, cut at the end of the clip" : "the model's answer", barView(spans, length)),
+      bar(["the model's answer", ...notes].join(", "), barView(spans, length)),
       bar("your timeline", editor.lanes),
       editor.palette,
       editor.rows,
@@ -416,8 +419,9 @@ class Labels extends List {
     const label = await super.one(n);
     if (!label.timeline) return label;
     const length = label.timeline.length || 1;
-    const { spans } = label.timeline;
-    const timeline = { length, spans: spansWithin(spans, length), cut: spans.some((span) => span.end > length) };
+    const { spans, unread } = label.timeline;
+    const cut = spans.some((span) => span.end > length);
+    const timeline = { length, spans: spansWithin(spans, length), cut, unread };
     return { ...label, timeline, vote_spans: label.vote_spans.map((vote) => spansWithin(vote, length)) };
   }
 
