@@ -376,7 +376,7 @@ def _reserved(columns: Mapping[str, Any], more: Collection[str] = (), in_frames:
 
     Args:
         more: further names that do.
-        in_frames: labels may be in frames, and a column such as ``FPS`` their rate. Beside seconds, as in BORIS, it is not.
+        in_frames: labels may be in frames, and a column such as ``FPS`` their rate. Beside seconds it is that of clips.
     """
     reserved = {*OWN_KEYS, *ROW_KEYS, "question", "reward_model", *more}
     found = [each for each in columns if each in reserved or (in_frames and each.casefold() in _RATES)]
