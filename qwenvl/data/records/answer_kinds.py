@@ -69,9 +69,8 @@ def _kind_of_answer(answer: Any, question: str) -> str:
         return YES_NO
     if yes_or_no(text) is not None and _ASKS_WHETHER.search(question):
         return YES_NO
-    with_points = times_with_points(text)
-    if with_points is not None and _asks_for_times(question, says_seconds=True):
-        raise ValueError(f"the answer {text!r} has decimal commas, and would be words: write {with_points}")
+    if _asks_for_times(question, says_seconds=True):
+        check_decimal_points(text)
     # Two times are a span where the question asks for times: "3-5" may be a score or a range as well.
     says_seconds = _MARKS_SECONDS.search(text) is not None
     is_span = isinstance(answer, str) and has_times_alone(text)
@@ -86,6 +85,13 @@ def yes_or_no(answer: Any) -> str | None:
 def has_times_alone(text: str) -> bool:
     """Whether a text is spans of time, or two numbers that may be one."""
     return _TIMES_ALONE.fullmatch(text) is not None and bool(spans_in(text))
+
+
+def check_decimal_points(text: str) -> None:
+    """Raise ValueError for spans of time with decimal commas, which would be words."""
+    with_points = times_with_points(text)
+    if with_points is not None:
+        raise ValueError(f"the answer {text!r} has decimal commas, and would be words: write {with_points}")
 
 
 def times_with_points(text: str) -> str | None:

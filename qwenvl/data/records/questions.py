@@ -9,7 +9,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from qwenvl.data.errors import kind_of
-from qwenvl.data.records.answer_kinds import has_times_alone, kind_in_row, kind_named, times_with_points, yes_or_no
+from qwenvl.data.records.answer_kinds import (
+    check_decimal_points,
+    has_times_alone,
+    kind_in_row,
+    kind_named,
+    times_with_points,
+    yes_or_no,
+)
 from qwenvl.data.records.choices import OPTION_KEYS, Choices, options_of, whole_number
 from qwenvl.data.records.chosen import bare, chosen, has_text, is_letter
 from qwenvl.data.records.keys import Medium, is_empty, media_key
@@ -251,6 +258,8 @@ def _written(given: Any, key: str, kind: str, duration: Any, made: Made) -> str:
         if len(times) > 1:
             made.asked = "start and end in seconds of every time that it happens, with the word to between them,"
         return solution
+    if kind == SPAN and isinstance(given, str):
+        check_decimal_points(given)
     # A truth value says so for any kind of answer. "TRUE" as a text may be what is shown.
     said = yes_or_no(given) if isinstance(given, bool) or kind == YES_NO else None
     solution = said or bare(given, key)

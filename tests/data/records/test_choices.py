@@ -569,6 +569,13 @@ def test_times_with_decimal_commas_are_refused_where_times_are_asked_for(answer)
     assert hint.kind == "a span as words"
 
 
+def test_a_span_by_its_kind_has_no_decimal_commas():
+    row = {"question": "What then?", "answer": "3,5-5,1", "problem_type": "temporal grounding"}
+    with pytest.raises(RecordError, match=r"decimal commas, and would be words: write 3\.5-5\.1"):
+        parsed(row)
+    assert parsed(row | {"answer": "3.5-5.1"}).solution == "<answer>3.5 to 5.1</answer>"
+
+
 def test_words_that_look_like_a_span_are_hinted_at():
     [hint] = record_hints(parsed(COLUMNS | {"question": "Where is it?", "answer": "3.4-5.1"}))
     assert hint.kind == "a span as words"
