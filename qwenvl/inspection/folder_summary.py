@@ -76,7 +76,7 @@ def summary(root: Path, clips: Sequence[str], found: FoundLabels) -> str:
     if found.late:
         clip, delay = next(iter(found.late.items()))
         lines.append(
-            f"  seconds count from the first picture. That of {counted(len(found.late), 'clip')} comes later than the "
+            f"  times count from the first picture. That of {counted(len(found.late), 'clip')} comes later than the "
             f"clock of players begins ({delay:.2f} s in {visible(clip)}): spans that were read off it are late by that"
         )
     if found.overlapping:

@@ -91,7 +91,8 @@ def _task_spans(task: Mapping[str, Any], where: str) -> Iterator[LabelledSpan | 
                 start = int(span["start"]) - 1
                 end = int(span["end"])
                 for label in value["timelinelabels"]:
-                    yield LabelledSpan(place, clip=clip, step=str(label), start=start, end=end, in_frames=True)
+                    span = LabelledSpan(place, clip, str(label), start, end, in_frames=True, of_player=True)
+                    yield span
         elif not {"start", "end"} <= value.keys() or "text" in value:  # of the letters of a text
             yield RecordError(f"{place}: expected a label of the clip with start and end, got {kind_of(value)}")
         else:

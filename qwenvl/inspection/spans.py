@@ -55,6 +55,7 @@ class LabelledSpan:
         clip: the clip by its name in the file.
         step: the step by its number or name in the file.
         start, end: seconds, or with ``in_frames`` the first frame and the frame after the last, from 0.
+        of_player: frames were counted by a player's clock, as seconds are, and not by the pictures of the clip.
         more: the other columns of the row.
         source: the file, task or observation that has all labels of its clip. Empty for rows of other tables.
         frames_of_file: of a file with a label for each frame, how many it has. None: the file is no such one.
@@ -66,6 +67,7 @@ class LabelledSpan:
     start: Any
     end: Any
     in_frames: bool = False
+    of_player: bool = False
     more: Mapping[str, str] = field(default_factory=dict)
     source: str = ""
     frames_of_file: int | None = None
@@ -314,8 +316,8 @@ class SpanReader:
         background: labels that are no steps, in lower case.
         label_fps: frames per second that labels in frames count. None: the frames of the clip.
         left_out: the number of spans of each background label.
-        late: the clips with spans in seconds whose pictures begin later than the clock of players, and by how many
-            seconds.
+        late: the clips with spans by the clock of players, which begins before their pictures, and by how many seconds
+            these are late.
         overlapping: the clips with spans of one step that overlap, and such a step.
         shorter: the clips with more frames than their file has labels, by more than a few, and both numbers.
         differing: columns that differ between the spans of a clip. Its record has one value at most.
@@ -395,7 +397,7 @@ class SpanReader:
         labels_of_file = first.frames_of_file
         if labels_of_file is not None and labels_of_file < times.frames - SPARE_FRAMES:
             self.shorter[clip] = (labels_of_file, times.frames)
-        if delay > NOTICED_DELAY and not all(each.in_frames for each in labelled):
+        if delay > NOTICED_DELAY and any(each.of_player or not each.in_frames for each in labelled):
             self.late[clip] = delay
         spans: list[TimedStep] = []
         more: dict[str, str] = {}

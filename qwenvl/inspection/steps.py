@@ -35,8 +35,9 @@ _HEADING = re.compile(
 # The first line of a list, where a phrase ends with what it lists: "Assembly steps", "step_name", "Montageschritte".
 _TITLE = re.compile(
     r"(?:[^\W\d_]+[ _-])?(?:steps|(?:step|action|task|label|class)[ _-](?:list|names?|labels?|descriptions?))"
-    r"|(?:work )?(?:instructions?|process)|[^\W\d_]*schritte|liste der [^\W\d_]+|ablauf|bezeichnung(?:en)?"
-    r"|t\u00e4tigkeit(?:en)?",
+    r"|steps (?:of|for|at|in) .{1,60}|(?:(?:work|working|assembly|operating) )?(?:instructions?|process|procedures?)"
+    r"|[^\W\d_]*(?:schritte|anweisung(?:en)?)|liste der [^\W\d_]+|ablauf|bezeichnung(?:en)?|t\u00e4tigkeit(?:en)?"
+    r"|[^\W\d_]{0,4}\u6b65\u9aa4",
     re.IGNORECASE,
 )
 # Numbers of their own: "Action 0: take", "T0 take", "No. 0 take" and, behind the name, "take,0".

@@ -396,6 +396,7 @@ NUMBERED = (
 )
 
 TITLES = ("Assembly steps", "Step name", "step_name", "Action names", "Step list", "Montageschritte", "Ablauf")
+TITLES += ("Assembly procedure", "Steps of station 3", "Arbeitsanweisung", "操作步骤")
 HEADINGS = ("# Steps", "Steps:", "// all", "=====", "Steps", "List of steps")
 COUNTED = ("[{}] ", "{}_", "{}| ", "S{} ", "Step_{}: ", "{}> ", "0{}_")
 

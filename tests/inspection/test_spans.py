@@ -29,6 +29,11 @@ def test_clips_whose_pictures_begin_after_their_sound_are_named(folder, capsys):
     for name in "ab":
         Path(f"labels/{name}.txt").write_text("1-10 close_lid\n")
     assert "clock" not in run(capsys, "--answers", "labels", "--steps", "steps.txt", "--overwrite"), "labels in frames"
+    value = {"ranges": [{"start": 11, "end": 20}], "timelinelabels": ["insert fan"]}
+    result = [{"type": "timelinelabels", "value": value}]
+    Path("export.json").write_text(json.dumps([{"data": {"video": "b.mp4"}, "annotations": [{"result": result}]}]))
+    out = run(capsys, "--answers", "export.json", "--steps", "steps.txt", "--label_fps", "10", "--overwrite")
+    assert "players begins (2.00 s in b.mp4)" in out, "Label Studio counts frames by the player's clock"
 
 
 def test_a_silent_clip_whose_first_picture_has_a_later_time_is_named(folder, capsys):

@@ -31,7 +31,8 @@ _LAST_OPTION = _OPTIONS[-1]  # letters behind it begin names: "B. Carl and J. Sm
 _IN_BRACKETS = re.compile(r"(?:(?<=\s)|^)[(\[]([A-Z])[)\]](?=\s|$)")
 # A small letter must end what is said: "the answer is a man" chooses nothing.
 _SAID = re.compile(
-    r"(?:\b(?:[Aa]nswer|[Oo]ption|[Cc]hoice)s?(?: is| are)?|答案[是为為]?):? ?"
+    # "Option A, not option B" chooses one.
+    r"(?:(?<!\bnot )\b(?i:answer|option|choice|antwort)s?(?: is| are)?|答案[是为為]?|选项?):? ?"
     # "Answer: A man" chooses nothing either, and "the answer is A because" does.
     r"[(\[]?(?:([A-Z])\b(?!(?<=A) (?!(?:as|and|because|but|for|if|is|or|since|which|with)\b)[a-z])"
     # "Option B is wrong" chooses nothing.
@@ -40,7 +41,7 @@ _SAID = re.compile(
 )
 # "the answer is A or B": several letters, and not the first one.
 _SAID_SEVERAL = re.compile(
-    r"(?:\b(?:[Aa]nswer|[Oo]ption|[Cc]hoice)s?(?: is| are)?|答案[是为為]?):? ?"
+    r"(?:\b(?i:answer|option|choice|antwort)s?(?: is| are)?|答案[是为為]?|选项?):? ?"
     # "I" before a word is no choice: "the answer is B, I am sure".
     r"([(\[]?[A-Z][)\]]?(?:\s{0,4}(?:,|/|&|、|和|,? ?\b(?:and|or)\b)\s{0,4}(?!I\s+[a-z])[(\[]?[A-Z]\b[)\]]?)+)"
 )
@@ -53,7 +54,7 @@ _OR_ANOTHER = re.compile(r"(?<!\w)[A-Z][)\]]?,? or [(\[]?[A-Z](?!\w)")
 # A wrapper of LaTeX without another one in it: what \boxed{\text{B}} says is found from the inside out.
 _BOXED = re.compile(r"\\(?:boxed|fbox|text|textbf|mathrm|mathbf|mbox)\s{0,4}\{([^{}]*)\}")
 _MOST_BOXES = 3
-_MARKUP = str.maketrans("", "", "*`")  # of Markdown: **B**
+_MARKUP = str.maketrans("", "", "*`$")  # of Markdown and LaTeX: **B**, $B$
 _AROUND_CHOICE = "()[].:\u3002\u3001"
 _YES_NO = re.compile(r"\b(?:yes|no)\b")
 _NEITHER = re.compile(r"^(?:yes|no)\s?(?:/|\bor\b)\s?(?:yes|no)\b|\bnot (?:yes|no)\b")
@@ -139,7 +140,7 @@ def letters(text: str) -> set[str]:
     """
     for _ in range(_MOST_BOXES):
         text = _BOXED.sub(r"\1", text)
-    text = text.translate(_MARKUP).strip().strip("$\"'\u201c\u201d\u300c\u300d")
+    text = text.translate(_MARKUP).strip().strip("\"'\u201c\u201d\u300c\u300d")
     parts = [part for part in _SPLIT.split(text) if part]
     words = [part.strip(_AROUND_CHOICE) for part in parts if part not in ("and", "or")]
     are_marked = {part[-1] in ").:]" for part in parts}

@@ -20,7 +20,8 @@ _EQUALS = re.compile(r"^[\s$]*=")
 _FINAL_DOT = re.compile(r"(?<=[^.\s])\s{0,4}[.\u3002](?=[\s$]*$)")
 _BOX = re.compile(r"\\(?:boxed|fbox)\s{0,4}\{")
 _BRACE = re.compile(r"\\?[{}]")
-_WORDS = re.compile(r"[^\W\d_][^\d\\=+*/^<>(){}\[\]]*")  # "The answer is $", in front of a box
+_NEXT_SENTENCE = re.compile(r"[\s$]*[.,;:!](?:\s|$)")  # behind a box
+_RESULT = "####"  # in front of the result of a worked solution, as in GSM8K
 _DELIMITER = re.compile(r"(?<!\\)\\[\[\]()]")  # \[5\] and \(5\)
 _THOUSANDS_OF_LATEX = re.compile(r"(?<=[0-9])\\[,;:!](?=[0-9]{3}(?![0-9]))")  # 10\,000
 _SUPERSCRIPTS = re.compile("[⁺⁻]?[⁰¹²³⁴⁵⁶⁷⁸⁹]+")
@@ -81,22 +82,31 @@ def plain(text: str) -> str:
     return _OTHER_SPACE.sub("", joined)
 
 
-def unboxed(text: str) -> str:
+def unboxed(text: str, last: bool = False) -> str:
     r"""A text with what its only box of LaTeX holds in the place of the box, and without words in front of it.
+
+    Args:
+        last: of several boxes the last one counts, as in the worked solutions of data sets.
 
     Example:
         >>> unboxed(r"The answer is $\boxed{\frac{1}{2}}$ m"), unboxed(r"x = \boxed{3}")
         ('\\frac{1}{2}$ m', 'x = 3')
     """
     boxes = [*_BOX.finditer(text)]
-    end = _closing_brace(text, boxes[0].end()) if len(boxes) == 1 else None
+    if not boxes or (len(boxes) > 1 and not last):
+        return text
+    box = boxes[-1]
+    end = _closing_brace(text, box.end())
     if end is None:
         return text
-    before = text[: boxes[0].start()]
-    if not before.strip("$ ") or _WORDS.fullmatch(before.strip()):
+    before = text[: box.start()]
+    behind = text[end + 1 :]
+    if not before.strip("$ ") or _has_words(before):
         before = ""
+    if _NEXT_SENTENCE.match(behind):
+        behind = ""
     # The space keeps numbers apart, which text alone compares then: 2\boxed{3} is not 23.
-    return f"{before.rstrip()} {text[boxes[0].end() : end]}".lstrip() + text[end + 1 :]
+    return f"{before.rstrip()} {text[box.end() : end]}".lstrip() + behind
 
 
 def _closing_brace(text: str, start: int) -> int | None:
@@ -107,6 +117,17 @@ def _closing_brace(text: str, start: int) -> int | None:
         if depth == 0:
             return found.start()
     return None
+
+
+def result_of(solution: str) -> str:
+    r"""The expression that a solution has as its result: behind ####, in its last box, or all of it.
+
+    Example:
+        >>> result_of("48 / 2 = 24 clips. #### 72"), result_of(r"Let $x=\boxed{4}$. So $x+1=\boxed{5}$. Done.")
+        ('72', '5')
+    """
+    _, mark, behind = solution.rpartition(_RESULT)
+    return expression_in(behind if mark else unboxed(solution, last=True))
 
 
 def expression_in(text: str) -> str:
@@ -152,8 +173,12 @@ def is_mathematical(text: str) -> bool:
         [True, True, False, False, False]
     """
     text = text.replace("$", " ")
-    bare = FUNCTION.sub(" ", _COMMAND.sub(" ", text))
-    return not (":" in text or _WORD.search(bare) or LONE_LETTER.fullmatch(text))
+    return not (":" in text or _has_words(text) or LONE_LETTER.fullmatch(text))
+
+
+def _has_words(text: str) -> bool:
+    """Whether a text has words that are no commands of LaTeX and no functions."""
+    return _WORD.search(FUNCTION.sub(" ", _COMMAND.sub(" ", text))) is not None
 
 
 def has_several_numbers(text: str) -> bool:

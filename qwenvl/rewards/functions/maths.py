@@ -22,6 +22,7 @@ from qwenvl.rewards.functions.expressions import (
     improper,
     is_mathematical,
     plain,
+    result_of,
     unwrapped,
 )
 from qwenvl.rewards.functions.text import answer_of, normalized, solution_of
@@ -43,13 +44,14 @@ class MathReward:
     """1 if the answer and the solution are the same mathematically, else 0.
 
     The answer block of the completion, the first behind its thinking, is compared with the answer block of the
-    solution, or with all of it where it has no block. Texts that are equal once normalized are equal. Other pairs are
-    parsed as LaTeX, plain writing such as ``ln(2)``, ``x**2`` and ``3e5`` too, and verified by math-verify, gold first:
-    1/2 is 0.5, and the square root of 8 is twice that of 2. Signs that Unicode has (x², ½, √2, π, 90°) are read as
-    their LaTeX. Markdown, a box, an equals sign in front and a dot at the end do not matter. Words, single letters and
-    what holds a colon ("A", "yes", "12:30") compare as text. A unit in words or text of LaTeX must be the same, and is
-    not converted. An answer longer than 500 characters scores 0. A pair that takes more than 2 s of computing, or 3 GiB
-    of memory, gets no value: it is named in the log and counted as ``reward/math_accuracy/skipped``.
+    solution, or with all of it where it has no block: of a worked solution with its last box, or what is behind ####,
+    as in GSM8K. Texts that are equal once normalized are equal. Other pairs are parsed as LaTeX, plain writing such as
+    ``ln(2)``, ``x**2`` and ``3e5`` too, and verified by math-verify, gold first: 1/2 is 0.5, and the square root of 8
+    is twice that of 2. Signs that Unicode has (x², ½, √2, π, 90°) are read as their LaTeX. Markdown, a box, an equals
+    sign in front and a dot at the end do not matter. Words, single letters and what holds a colon ("A", "yes", "12:30")
+    compare as text. A unit in words or text of LaTeX must be the same, and is not converted. An answer longer than 500
+    characters scores 0. A pair that takes more than 2 s of computing, or 3 GiB of memory, gets no value: it is named in
+    the log and counted as ``reward/math_accuracy/skipped``.
     """
 
     def __init__(self) -> None:
@@ -59,7 +61,7 @@ class MathReward:
 
     def __call__(self, completions: list[str], solution: list[str], **columns: Any) -> list[float | Unfinished]:
         verdicts = [
-            compare_as_text(solution_of(truth), answer_of(text))
+            compare_as_text(result_of(solution_of(truth)), answer_of(text))
             for text, truth in zip(completions, solution, strict=True)
         ]
         # Equal completions are verified once: one that takes all its time would take it again for each of a group.
@@ -69,7 +71,7 @@ class MathReward:
 
     def check(self, solution: str, fields: Mapping[str, Any]) -> str | None:
         """The reason why a record cannot be scored: its solution is empty or cannot be parsed. None: it can."""
-        gold = expression_in(solution_of(solution))
+        gold = result_of(solution_of(solution))
         if not normalized(gold):
             return "the solution is empty"
         if len(gold) > LONGEST:

@@ -41,7 +41,7 @@ CAPTION_PROMPT = """Somebody described a video as follows. Whatever the descript
 Answer this question from the description alone, with <answer>unknown</answer> if it does not say, and end with your
 answer within <answer> </answer>: {question}"""
 
-_VERDICT = re.compile(r"VERDICT:[\s*\"]{0,6}([^\s*\"]+)", re.IGNORECASE)
+_VERDICT = re.compile(r"VERDICT[*\"'`]{0,3}:[\s*\"'`]{0,6}([^\s*\"'`]+)", re.IGNORECASE)
 _PLACE = re.compile(r"\{(question|solution|answer)\}")
 _TAG = re.compile(r"(<image>|<video>)\n?")
 NO_KEY = "none"  # local servers need none, and the client wants one

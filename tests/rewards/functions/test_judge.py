@@ -344,6 +344,7 @@ def test_a_clip_that_is_gone_is_an_error(ask, server, shown, tmp_path):
         ("yes no", "VERDICT: yes\nVERDICT: unsure", None),
         (None, "VERDICT: correct or not", 1.0),
         (None, "VERDICT: correctly", None),
+        *((None, text, 1.0) for text in ("**VERDICT**: correct", "VERDICT: `correct`", "'VERDICT: correct'.")),
         (None, "<think>VERDICT: correct, but let me", None),  # cut off by a limit
         (None, "<think>VERDICT: correct</think>\nIt is.", None),
         (None, "<think>VERDICT: wrong?</think>\nVERDICT: correct", 1.0),
