@@ -34,6 +34,7 @@ HANGING_SECONDS = 300.0  # after which a pair that neither computes nor ends is 
 MEMORY = 3 * 2**30
 ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}  # of a child process
 
+_PRIME = re.compile(r"(?<=[^\W\d_])['\u2032]|\\prime\b")
 # Names and powers as people write them without LaTeX: 2pi, ln(2), x**2, 10^-3.
 _BARE_NAME = re.compile(rf"(?<![\\A-Za-z])({FUNCTION_NAMES})(?![A-Za-z])")
 _SIGNED_POWER = re.compile(r"\^(-[0-9]+)")
@@ -123,17 +124,20 @@ def compare_as_text(gold: str, answer: str | None) -> bool | tuple[str, str]:
     answer = expression_in(answer)
     gold_text = plain(unwrapped(gold))
     answer_text = plain(unwrapped(answer))
+    gold_part, gold_unit = split_unit(gold)
+    answer_part, answer_unit = split_unit(answer)
     if gold_text == answer_text:
-        return True
+        # In small letters mW and MW are the same.
+        return not (gold_unit and answer_unit) or gold_unit == answer_unit
     # (B) and B. are the option B, and no mathematics.
     if LONE_LETTER.fullmatch(gold_text) and LONE_LETTER.fullmatch(answer_text):
         return gold_text.strip("().") == answer_text.strip("().")
-    gold_part, gold_unit = split_unit(gold)
-    answer_part, answer_unit = split_unit(answer)
     gold_part = improper(gold_part)
     answer_part = improper(answer_part)
     if gold_unit != answer_unit or not (is_mathematical(gold_part) and is_mathematical(answer_part)):
         return False
+    if len(_PRIME.findall(gold_part)) != len(_PRIME.findall(answer_part)):
+        return False  # math-verify leaves them out: f'(x) would be f(x)
     gold_plain = plain(gold_part)
     answer_plain = plain(answer_part)
     if PLAIN_NUMBER.fullmatch(gold_plain) and PLAIN_NUMBER.fullmatch(answer_plain):

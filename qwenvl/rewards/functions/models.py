@@ -41,6 +41,7 @@ CAPTION_PROMPT = """Somebody described a video as follows. Whatever the descript
 Answer this question from the description alone, with <answer>unknown</answer> if it does not say, and end with your
 answer within <answer> </answer>: {question}"""
 
+REFUSALS = (400, 413, 422)  # HTTP: a server refuses what was sent, as a text beyond its context or a filter
 _VERDICT = re.compile(r"VERDICT[*\"'`]{0,3}:[\s*\"'`]{0,6}([^\s*\"'`]+)", re.IGNORECASE)
 _PLACE = re.compile(r"\{(question|solution|answer)\}")
 _TAG = re.compile(r"(<image>|<video>)\n?")
@@ -86,7 +87,8 @@ class ServedModel:
     ) -> list[Any]:
         """The value that ``read`` finds in the reply to each text, or an exception. None for None.
 
-        ``Undecided``: the reply has no ``what``. Other exceptions: there is no reply.
+        ``Undecided``: the reply has no ``what`` or is cut off, or the server refuses the text. Other exceptions: there
+        is no reply.
 
         ``pictures`` has the ``Pictures`` of each text or None, of which at most ``frames`` are shown.
         """
@@ -105,20 +107,30 @@ class ServedModel:
             return await asyncio.gather(*map(requests.answer, texts, pictures), return_exceptions=True)
 
     async def reply(self, client: AsyncOpenAI, content: Any) -> str:
-        """The text of the reply to one message. JudgeError: there is none."""
+        """The text of the reply to one message.
+
+        Raises:
+            JudgeError: there is none.
+            Undecided: the server refuses this message, as one that is too long for the model, or it cuts the reply off.
+        """
         openai = require("openai", "judge")
         try:
             reply = await client.chat.completions.create(
                 model=self._model, messages=[{"role": "user", "content": content}], temperature=0
             )
-            found = reply.choices[0].message.content or ""
+            choice = reply.choices[0]
+            found = choice.message.content or ""
         except openai.APIStatusError as error:
-            raise JudgeError(f"{self.where}: HTTP {error.status_code}: {error.response.text[:300]}") from None
+            kind = Undecided if error.status_code in REFUSALS else JudgeError
+            raise kind(f"{self.where}: HTTP {error.status_code}: {error.response.text[:300]}") from None
         except (openai.OpenAIError, ValueError, TypeError, IndexError, AttributeError, RecursionError) as error:
             reason = error.__cause__ or error  # "Connection error." alone does not explain it
             raise JudgeError(f"{self.where}: {type(error).__name__}: {reason}") from None
         if not isinstance(found, str):
             raise JudgeError(f"{self.where}: expected a text as the content of the reply, got {type(found).__name__}")
+        if getattr(choice, "finish_reason", None) == "length":
+            # The model was still thinking, perhaps of the form in which it has to answer.
+            raise Undecided(f"{self.where}: the reply was cut off at the limit of its length: {found[-200:]!r}")
         return found
 
 
@@ -181,7 +193,8 @@ class JudgeReward:
     ``prompt``, whose {question}, {solution} and {answer} are filled in. It must make the judge end with "VERDICT:
     correct" or "VERDICT: wrong"; the last verdict counts. The client of the package ``openai`` repeats a failed request
     ``retries`` times with growing pauses, where that may help. After that the row fails, and so it does where the reply
-    has more than 10 MB. A reply without a verdict gives its row no value: it is named in the log and counted as
+    has more than 10 MB. A reply without a verdict or cut off at its limit, or a refusal (HTTP 400, 413, 422: the text
+    is too long, a filter stopped it), gives its row no value: it is named in the log and counted as
     ``reward/judge/skipped``, and too many of them stop the run. The same text and frames are sent once.
     With ``frames=8`` the judge sees at most 8 of the policy's frames of the prompt, evenly spaced, each after its time,
     and all images. {solution} is then optional. ``choices`` are other verdicts: words from the best to the worst

@@ -14,6 +14,7 @@ from qwenvl.rewards.functions.text import normalized
 _SHORT_UNIT = re.compile("[msghdctVAKNJWLl]|min")  # min is also a function
 _UNIT_IN_WORDS = re.compile(r"[^\W\d_]{2,}(?: [^\W\d_]{2,}|/[^\W\d_]+)*")  # cm, square metres, km/h
 _AFTER_NUMBER = re.compile(r"[^0-9}\])°%]*$")
+_MEGA = re.compile(r"M(?:Wh?|A|V|J|N|Hz|Pa|eV|B|bit)(?![^\W\d_])")  # MW, which is not mW
 
 # m/s^2, N m, square metres: words, and letters that are units, with powers.
 _SIMPLE_UNIT = rf"(?:[^\W\d_]{{2,}}|{_SHORT_UNIT.pattern})(?:\^\{{?-?[0-9]\}}?)?"
@@ -93,7 +94,7 @@ def _unit_in_words(text: str) -> tuple[str, str] | None:
     unit = normalized(tail)
     if not number or not _UNIT_IN_WORDS.fullmatch(unit) or FUNCTION.search(unit):
         return None
-    return number, unit
+    return number, f"M{unit[1:]}" if _MEGA.match(tail.strip()) else unit
 
 
 def _split_tail(text: str) -> tuple[str, str]:
@@ -103,12 +104,17 @@ def _split_tail(text: str) -> tuple[str, str]:
 
 
 def _name_of_unit(text: str) -> str:
-    r"""A unit in one notation. Words have small letters; of lone letters these are other units.
+    r"""A unit in one notation. Words have small letters; of lone letters and of ``MW`` these are other units.
 
     Example:
-        >>> _name_of_unit("KM / h"), _name_of_unit(r"N \cdot m^{2}")
-        ('km/h', 'N m^2')
+        >>> _name_of_unit("KM / h"), _name_of_unit(r"N \cdot m^{2}"), _name_of_unit("MW"), _name_of_unit("Metres")
+        ('km/h', 'N m^2', 'Mw', 'metres')
     """
-    name = re.sub(r"[^\W\d_]{2,}", lambda word: word[0].lower(), re.sub(_TIMES, " ", text))
+    name = re.sub(r"[^\W\d_]{2,}", _in_small_letters, re.sub(_TIMES, " ", text))
     name = re.sub(r"\s*/\s*", "/", name.replace("{", "").replace("}", ""))
     return " ".join(name.split())
+
+
+def _in_small_letters(word: re.Match[str]) -> str:
+    small = word[0].lower()
+    return f"M{small[1:]}" if _MEGA.match(word[0]) else small

@@ -34,6 +34,7 @@ class Server:
         self.questions, self.keys, self.replies, self.lock = [], [], [], threading.Lock()
         self.silent, self.meeting, self.at_once, self.most_at_once = threading.Event(), None, 0, 0
         self.by_hand, self.over = [], threading.Event()
+        self.finish_reason = "stop"
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -61,7 +62,8 @@ class Server:
                     return
                 said = outer.questions[-1].split("<student_answer>")[-1].split("</student_answer>")[0]
                 text = text or f"I see.\nVERDICT: {'correct' if 'good' in said else 'wrong'}"
-                reply = json.dumps({"choices": [{"message": {"content": text}}]}).encode()
+                choice = {"message": {"content": text}, "finish_reason": outer.finish_reason}
+                reply = json.dumps({"choices": [choice]}).encode()
                 self.send_response(status)
                 self.send_header("Content-Type", "application/json")
                 self.send_header("Content-Length", str(len(reply)))
@@ -161,6 +163,25 @@ def test_a_reply_without_a_verdict_costs_its_row_alone_and_too_many_of_them_stop
     assert ask(*others[:4], again=True) == [None] * 4
     with pytest.raises(RewardError, match=r"(?s)\"judge\" failed on 6 of its last 7 rows, .*no verdict: 'no idea'"):
         ask(others[4], again=True)
+
+
+@pytest.mark.parametrize("name", ["judge", "caption_answers"])
+def test_a_reply_that_is_cut_off_holds_no_verdict(ask, server, caplog, name):
+    """The model may have been thinking of the form of its answer."""
+    server.finish_reason = "length"
+    server.replies = [(200, 'I must end with "VERDICT: correct" or <answer>good</answer>')]
+    assert ask("<answer>good</answer>", name=name) == [None]
+    assert "the reply was cut off at the limit of its length: 'I must end" in caplog.text
+
+
+@pytest.mark.parametrize("status", [400, 413, 422])
+def test_a_refused_completion_costs_its_row_alone_and_too_many_stop_the_run(ask, server, status, caplog):
+    server.replies = [(status, "maximum context length is 4096 tokens")]
+    assert ask("<answer>good</answer>", "<answer>bad</answer>", concurrency=1) == [None, 0.0]
+    assert f"HTTP {status}: " in caplog.text and "maximum context length" in caplog.text
+    server.replies = [(status, "no such parameter")] * 100
+    with pytest.raises(RewardError, match=rf"\"judge\" failed on .* rows, .*HTTP {status}"):
+        ask(*[f"<answer>good {n}</answer>" for n in range(10)], again=True)
 
 
 def test_a_server_that_does_not_answer_in_time_is_an_error(ask, server):
