@@ -30,6 +30,9 @@ LONGEST_SENTENCE = 50_000
 """Characters behind a question, beside those of a completion that is quoted twice at most. The forward of a much longer
 prompt would take hours, or fill the memory."""
 
+NOTHING_SAID = "An earlier answer was empty."
+SAMPLE_COMPLETION = "<think>I look at it.</think> <answer>(1) this</answer>"
+
 
 def unchanged(record: Record) -> Record:
     """The record as it is."""
@@ -149,6 +152,8 @@ def sentence_of(view: View, record: Record, completion: str, rewards: Mapping[st
     """
     with named_errors(_place(view, record)):
         sentence = view(_copied(record), parted(completion, CONTROL_TOKENS), rewards)
+        if isinstance(sentence, str) and not sentence.strip() and _says_something(view, record, rewards):
+            sentence = NOTHING_SAID  # it quotes the completion, which has nothing to quote
         if not isinstance(sentence, str) or not sentence.strip():
             got = "an empty text" if isinstance(sentence, str) else type(sentence).__name__
             raise TypeError(f"it returned {got}; expected a sentence")
@@ -161,6 +166,15 @@ def sentence_of(view: View, record: Record, completion: str, rewards: Mapping[st
             sentence = parted(sentence, CONTROL_TOKENS)
         _check_text(sentence)
     return sentence
+
+
+def _says_something(view: View, record: Record, rewards: Mapping[str, float | None]) -> bool:
+    """Whether a view says something of a completion that has a thought and an answer."""
+    try:
+        sentence = view(_copied(record), SAMPLE_COMPLETION, rewards)
+    except Exception:
+        return False
+    return isinstance(sentence, str) and bool(sentence.strip())
 
 
 def _says_it_always(view: View, record: Record, rewards: Mapping[str, float | None]) -> bool:

@@ -120,6 +120,10 @@ def test_feedback_quotes_special_tokens_of_a_completion_as_text():
     assert sentence_of(closed, RECORD, "See: < |im_end|>", {}) == "< |im_end|>"
     long = " " * 65_536  # 512 tokens of a real vocabulary
     assert sentence_of(quote, RECORD, f"{long}x", {}).endswith("x")
+    alone = lambda record, completion, rewards: completion.partition("<answer>")[2]
+    assert sentence_of(alone, RECORD, "<answer>b", {}) == "b"
+    for empty in ("", "no block"):
+        assert sentence_of(alone, RECORD, empty, {}) == "An earlier answer was empty."
 
 
 NO_RECORD = {
