@@ -125,6 +125,7 @@ def table_spans(path: Path, columns: Mapping[str, str]) -> Iterator[LabelledSpan
     names = column_names(path, columns, _KNOWN)
     has_seconds = not set(SECONDS).isdisjoint(names.values())
     has_observations = OBSERVATION in names.values()
+    first_clips: dict[str, str] = {}  # of the observations of BORIS
     rows = text_rows(plain_file(path))
     for number in range(rows.length):
         try:
@@ -132,7 +133,7 @@ def table_spans(path: Path, columns: Mapping[str, str]) -> Iterator[LabelledSpan
             cells = named_cells(row.content, names, row.where)
             if not cells:
                 continue
-            _check_observation(cells, row.where)
+            _check_observation(cells, row.where, first_clips)
             has_frames = not cells.keys().isdisjoint(FRAMES)
             if has_frames and not cells.keys().isdisjoint(SECONDS):
                 raise RecordError(f"{row.where}: has a span in seconds and one in frames; leave the columns of one out")
@@ -161,17 +162,29 @@ def table_spans(path: Path, columns: Mapping[str, str]) -> Iterator[LabelledSpan
             yield error
 
 
-def _check_observation(cells: Mapping[str, str], where: str) -> None:
+# Columns of BORIS alone: versions before 8.1 have the first.
+_OF_BORIS = frozenset(("Total length", "Source", "Media duration (s)"))
+
+
+def _check_observation(cells: Mapping[str, str], where: str, first_clips: dict[str, str]) -> None:
     """Check that the times of a row of BORIS are those of its clip.
 
     BORIS counts from the start of the observation: its media one after the other, and an offset before the first.
 
+    Args:
+        first_clips: the clip that each observation has named first, to which that of this row is added.
+
     Raises:
-        RecordError: the observation has several media in a row, or an offset.
+        RecordError: the observation has several media, or an offset.
     """
     durations = cells.get("Media duration (s)", "")
     source = cells.get("Source", "")
-    if ";" in durations or (source.startswith("player #") and ";" in source):
+    clip = cells.get("clip", "")
+    is_of_several = ";" in durations or (source.startswith("player #") and re.search("[;|]", source) is not None)
+    if OBSERVATION in cells and not _OF_BORIS.isdisjoint(cells):
+        first = first_clips.setdefault(cells[OBSERVATION], clip)
+        is_of_several = is_of_several or clip != first
+    if is_of_several:
         raise RecordError(
             f"{where}: is of an observation of several media, whose times count from the start of the first one; make "
             "an observation of each clip"

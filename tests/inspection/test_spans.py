@@ -339,6 +339,7 @@ def test_a_table_of_boris_is_read_as_it_is(folder, capsys):
         ("C:\\clips\\a.mp4 | C:\\clips\\b.mp4", {}, "'C:/clips/a.mp4 | C:/clips/b.mp4' names several clips"),
         ("/v/clips/b.mp4", {"Media duration (s)": "3.0;3.0"}, "is of an observation of several media"),
         ("/v/clips/b.mp4", {"Source": "player #1:/v/a.mp4;/v/b.mp4"}, "is of an observation of several media"),
+        ("/v/clips/b.mp4", {"Source": "player #1:/a.mp4|player #2:/b.mp4"}, "is of an observation of several media"),
         ("/v/clips/b.mp4", {"Time offset (s)": "0.500"}, "is of an observation with a time offset of 0.500 s"),
         ("/v/clips/b.mp4", {"Time offset (s)": "0.000", "Source": "x;y", "Media duration (s)": "3.0"}, None),
     ],
@@ -353,6 +354,23 @@ def test_times_of_boris_are_those_of_one_clip(folder, capsys, clip, more, messag
         run(capsys, *argv)
     else:
         assert f"spans.tsv:2: {message}" in refused(capsys, *argv)
+
+
+@pytest.mark.parametrize("column", ["Total length", "Media duration (s)"])
+def test_an_observation_of_boris_that_names_several_clips_is_refused(folder, capsys, column):
+    """BORIS 7 names the clip of each row, and counts from the start of the first one."""
+    head = f"Observation id,clip,{column},step,start,end"
+    rows = ["o,a.mp4,6.0,1,0.5,1", "p,b.mp4,3.0,1,0.5,1"]
+    argv = ("--answers", "spans.csv", "--steps", "steps.txt")
+    Path("spans.csv").write_text("\n".join([head, *rows, "o,c.mp4,6.0,2,1,2"]))
+    assert "spans.csv:4: is of an observation of several media" in refused(capsys, *argv)
+    Path("spans.csv").write_text("\n".join([head, *rows]))
+    run(capsys, *argv)
+    assert len(solutions()) == 2
+    without = [line.partition(",")[2] for line in (head, *rows)]
+    Path("spans.csv").write_text("\n".join(without))
+    run(capsys, *argv, "--overwrite")
+    assert len(solutions()) == 2
 
 
 def test_two_observations_of_one_clip_are_not_merged(folder, capsys):
