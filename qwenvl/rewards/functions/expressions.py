@@ -17,10 +17,11 @@ WRAPPED_TEXT = re.compile(r"\\(?:text|mathrm|textbf|mbox)\s{0,4}\{([^{}]*)\}")
 # What stands around an expression: Markdown, an equals sign in front of it, and a dot, perhaps within the dollar signs.
 _MARKDOWN = re.compile(r"\*\*([^*]*)\*\*|`([^`]*)`")
 _EQUALS = re.compile(r"^[\s$]*=")
-_FINAL_DOT = re.compile(r"(?<=[^.\s])\s{0,4}[.\u3002](?=[\s$]*$)")
+_FINAL_DOT = re.compile(r"(?<=[^.\s])\s{0,4}[.\u3002](?=[\s$]{0,8}$)")
 _BOX = re.compile(r"\\(?:boxed|fbox)\s{0,4}\{")
 _BRACE = re.compile(r"\\?[{}]")
 _NEXT_SENTENCE = re.compile(r"[\s$]*[.,;:!](?:\s|$)")  # behind a box
+_BETWEEN_BOXES = re.compile(r"[\s$,;]{0,8}(?:and|or)?[\s$,;]{0,8}(?:[^\W\d_]\s?=)?\s{0,4}")
 _RESULT = "####"  # in front of the result of a worked solution, as in GSM8K
 _DELIMITER = re.compile(r"(?<!\\)\\[\[\]()]")  # \[5\] and \(5\)
 _THOUSANDS_OF_LATEX = re.compile(r"(?<=[0-9])\\[,;:!](?=[0-9]{3}(?![0-9]))")  # 10\,000
@@ -82,52 +83,66 @@ def plain(text: str) -> str:
     return _OTHER_SPACE.sub("", joined)
 
 
-def unboxed(text: str, last: bool = False) -> str:
+def unboxed(text: str) -> str:
     r"""A text with what its only box of LaTeX holds in the place of the box, and without words in front of it.
-
-    Args:
-        last: of several boxes the last one counts, as in the worked solutions of data sets.
 
     Example:
         >>> unboxed(r"The answer is $\boxed{\frac{1}{2}}$ m"), unboxed(r"x = \boxed{3}")
         ('\\frac{1}{2}$ m', 'x = 3')
     """
-    boxes = [*_BOX.finditer(text)]
-    if not boxes or (len(boxes) > 1 and not last):
+    boxes = _boxes_in(text)
+    if len(boxes) != 1:
         return text
-    box = boxes[-1]
-    end = _closing_brace(text, box.end())
-    if end is None:
-        return text
-    before = text[: box.start()]
-    behind = text[end + 1 :]
+    [(start, inside, end)] = boxes
+    before = text[:start]
+    behind = text[end:]
     if not before.strip("$ ") or _has_words(before):
         before = ""
     if _NEXT_SENTENCE.match(behind):
         behind = ""
     # The space keeps numbers apart, which text alone compares then: 2\boxed{3} is not 23.
-    return f"{before.rstrip()} {text[box.end() : end]}".lstrip() + behind
+    return f"{before.rstrip()} {inside}".lstrip() + behind
 
 
-def _closing_brace(text: str, start: int) -> int | None:
-    """The place of the brace that closes the one before ``start``. None: none does."""
-    depth = 1
-    for found in _BRACE.finditer(text, start):
-        depth += {"{": 1, "}": -1}.get(found[0], 0)  # a brace behind a backslash is that of a set
-        if depth == 0:
-            return found.start()
-    return None
+def _boxes_in(text: str) -> list[tuple[int, str, int]]:
+    """The boxes of a text that are closed: where each begins, what it holds, and where it has ended."""
+    closing: dict[int, int] = {}  # the place of the brace that closes the one at another place
+    opened: list[int] = []
+    for brace in _BRACE.finditer(text):
+        if brace[0] == "{":
+            opened.append(brace.start())
+        elif brace[0] == "}" and opened:  # a brace behind a backslash is that of a set
+            closing[opened.pop()] = brace.start()
+    boxes = []
+    for box in _BOX.finditer(text):
+        end = closing.get(box.end() - 1)
+        if end is not None:
+            boxes.append((box.start(), text[box.end() : end], end + 1))
+    return boxes
 
 
 def result_of(solution: str) -> str:
     r"""The expression that a solution has as its result: behind ####, in its last box, or all of it.
 
+    Boxes that only commas or "and" part from the last one belong to it: the equation has several roots.
+
     Example:
         >>> result_of("48 / 2 = 24 clips. #### 72"), result_of(r"Let $x=\boxed{4}$. So $x+1=\boxed{5}$. Done.")
         ('72', '5')
+        >>> result_of(r"The roots are $\boxed{1}$ and $\boxed{2}$.")
+        '\\boxed{1}$ and $\\boxed{2}'
     """
     _, mark, behind = solution.rpartition(_RESULT)
-    return expression_in(behind if mark else unboxed(solution, last=True))
+    if mark:
+        return expression_in(behind)
+    boxes = _boxes_in(solution)
+    if len(boxes) > 1:
+        first = len(boxes) - 1
+        while first and _BETWEEN_BOXES.fullmatch(solution[boxes[first - 1][2] : boxes[first][0]]):
+            first -= 1
+        if first or _has_words(solution[: boxes[0][0]]):
+            solution = solution[boxes[first][0] : boxes[-1][2]]
+    return expression_in(solution)
 
 
 def expression_in(text: str) -> str:
