@@ -12,6 +12,9 @@ FUNCTION_NAMES = "sin|cos|tan|cot|sec|csc|log|ln|exp|pi"
 FUNCTION = re.compile(rf"(?<![^\W\d_])(?:{FUNCTION_NAMES}|sqrt|lim|max|min|mod)(?![^\W\d_])")
 PLAIN_NUMBER = re.compile(r"[-+]?[0-9]{1,30}(?:\.[0-9]{1,30})?(?:e[-+]?[0-9]{1,2}|/[0-9]{1,30})?")
 LONE_LETTER = re.compile(r"[\s().]*[^\W\d_]?[\s().]*")
+UNITS_OF_TWO_LETTERS = {"mm", "cm", "dm", "km", "nm", "um", "ft", "in", "yd", "mi", "ha", "ml", "cl", "dl", "mg", "kg"}
+UNITS_OF_TWO_LETTERS |= {"lb", "oz", "ms", "ns", "us", "hr", "am", "pm", "hz", "pa", "ma", "mv", "kv", "mw", "kw"}
+UNITS_OF_TWO_LETTERS |= {"gw", "mj", "kj", "kn", "ev", "db", "kb", "mb", "gb", "tb", "px"}
 WRAPPED_TEXT = re.compile(r"\\(?:text|mathrm|textbf|mbox)\s{0,4}\{([^{}]*)\}")
 
 # What stands around an expression: Markdown, an equals sign in front of it, and a dot, perhaps within the dollar signs.
@@ -38,6 +41,11 @@ _BETWEEN_DIGITS = re.compile(r"(?<=[0-9]) (?=[0-9])")
 _OTHER_SPACE = re.compile(r"(?<![0-9]) | (?![0-9])")
 _MIXED = re.compile(r"([-+]?)([0-9]{1,30}) ([0-9]{1,30})/([0-9]{1,30})")  # 1 1/2
 _COMMAND = re.compile(r"\\[a-zA-Z]+")
+_ENVIRONMENT = re.compile(r"\\(?:begin|end)\s?\{[a-z]{1,12}\*?\}")  # \begin{pmatrix}
+_NO_PRODUCTS = UNITS_OF_TWO_LETTERS | {"an", "as", "at", "be", "by", "do", "go", "he", "if", "is", "it", "me", "my"}
+_NO_PRODUCTS |= {"no", "of", "on", "or", "so", "to", "up", "we"}
+_NO_MORE_LETTERS = re.compile(r"\s*(?![\s\w])")
+_SIGN = re.compile(r"[0-9+=*/^<>]|\\(?:frac|sqrt|cdot|times|pi)")
 _WORD = re.compile(r"[^\W\d_]{2,}")
 
 
@@ -192,8 +200,18 @@ def is_mathematical(text: str) -> bool:
 
 
 def _has_words(text: str) -> bool:
-    """Whether a text has words that are no commands of LaTeX and no functions."""
-    return _WORD.search(FUNCTION.sub(" ", _COMMAND.sub(" ", text))) is not None
+    """Whether a text has words that are no commands of LaTeX and no functions.
+
+    Two letters in front of a sign or at the end of an expression are a product: ``xy + 1``, and not ``4 of 5``.
+    """
+    bare = FUNCTION.sub(" ", _COMMAND.sub(" ", _ENVIRONMENT.sub(" ", text)))
+    # What is in \text{} is none.
+    has_signs = _SIGN.search(text) is not None and not any(map(_WORD.search, WRAPPED_TEXT.findall(text)))
+    for word in _WORD.finditer(bare):
+        is_product = has_signs and len(word[0]) == 2 and word[0].casefold() not in _NO_PRODUCTS
+        if not (is_product and _NO_MORE_LETTERS.match(bare, word.end())):
+            return True
+    return False
 
 
 def has_several_numbers(text: str) -> bool:

@@ -6,6 +6,7 @@ import logging
 import re
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -171,9 +172,12 @@ def _parsed(expression: str) -> list[Any]:
     expression = _SIGNED_POWER.sub(r"^{\1}", expression.replace("**", "^"))
     expression = _BARE_NAME.sub(r"\\\1 ", expression)
     logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that it sets no deadline: the worker has one
+    config = library.LatexExtractionConfig()
+    # It would leave out what it takes for a unit: x + 2h would be x + 2.
+    config = replace(config, normalization_config=replace(config.normalization_config, units=False))
     return library.parse(
         f"${expression.replace('$', ' ').strip()}$",
-        extraction_config=[library.LatexExtractionConfig()],
+        extraction_config=[config],
         fallback_mode="no_fallback",
         parsing_timeout=None,
     )

@@ -8,7 +8,14 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from qwenvl.rewards.functions.expressions import FUNCTION, PLAIN_NUMBER, WRAPPED_TEXT, plain, unwrapped
+from qwenvl.rewards.functions.expressions import (
+    FUNCTION,
+    PLAIN_NUMBER,
+    UNITS_OF_TWO_LETTERS,
+    WRAPPED_TEXT,
+    plain,
+    unwrapped,
+)
 from qwenvl.rewards.functions.text import normalized
 
 _SHORT_UNIT = re.compile("[msghdctVAKNJWLl]|min")  # min is also a function
@@ -94,6 +101,8 @@ def _unit_in_words(text: str) -> tuple[str, str] | None:
     unit = normalized(tail)
     if not number or not _UNIT_IN_WORDS.fullmatch(unit) or FUNCTION.search(unit):
         return None
+    if len(unit) == 2 and unit not in UNITS_OF_TWO_LETTERS:
+        return None  # 2ab may be a product
     return number, f"M{unit[1:]}" if _MEGA.match(tail.strip()) else unit
 
 
