@@ -36,6 +36,8 @@ _SIGNS = (
     r"\u2010-\u2027\u2030-\u205e\u2190-\u22ff\u2500-\u27bf\u3001-\u301f]"  # dashes, arrows, symbols, Chinese ones
 )
 _BETWEEN = rf"{_SIGNS}|[0-9]{{1,3}}[.)](?=\s)|\b(?:and|then|first|next|finally)\b"
+# In front of a name its number in the list, "step 2: insert the fan". That of "2. insert the fan" may count items.
+_OWN_NUMBER = r"(?:(?:step|action)\s)?([0-9]{1,9})\s?[:-]?\s"
 _ENDS_A_PHRASE = frozenset(",;>\u2192\u21d2|\u3001\u3002")
 
 
@@ -76,9 +78,10 @@ def accuracy(
 
     The list is the lines of the last user turn that begin with ``(k)``. It must be unambiguous: no number and no name
     occurs twice, and none has a second number. A name counts only to the letter, upper and lower case, spaces and final
-    dots aside. Signs, arrows, numbers of a list ("1.", "1)"), "and", "then", "first", "next" and "finally" may separate
-    names. Any other words, up to the next comma, semicolon, arrow, line or name, count as one wrong action. With the
-    list ``(1) insert the fan``, ``(2) fasten the screw`` and the solution ``(1) (2)``:
+    dots aside. It may have its own number in front, ``Step 2: fasten the screw``. Signs, arrows, numbers of a list
+    ("1.", "1)"), "and", "then", "first", "next" and "finally" may separate names. Any other words, up to the next
+    comma, semicolon, arrow, line or name, count as one wrong action. With the list ``(1) insert the fan``, ``(2) fasten
+    the screw`` and the solution ``(1) (2)``:
 
     - ``Insert the fan, then fasten the screw.`` scores 1, as ``(1) (2)`` does
     - ``insert the fan`` scores 1/2, and ``insert the fan, take the lid`` 1/3: one of two, and one that is wrong
@@ -276,12 +279,16 @@ def named_actions(answer: str, listed: Mapping[str, int]) -> tuple[frozenset[int
         return known, len(bare - known)
     unknown = 0
     names = "|".join(map(re.escape, sorted(listed, key=len, reverse=True)))
-    part = re.compile(rf"({names}){_WORD_ENDS}|({_BETWEEN})|\S[^\s,;|\u3001\u3002]*")
+    part = re.compile(
+        rf"({names}){_WORD_ENDS}|{_OWN_NUMBER}({names}){_WORD_ENDS}|({_BETWEEN})|\S[^\s,;|\u3001\u3002]*"
+    )
     for line in answer.splitlines():
         in_unknown = False
-        for name, between in part.findall(" ".join(line.casefold().split())):
-            if name:
-                numbers.add(listed[name])
+        for name, own_number, numbered_name, between in part.findall(" ".join(line.casefold().split())):
+            if numbered_name and int(own_number) != listed[numbered_name]:
+                unknown += not in_unknown  # which of the two is meant?
+            if name or numbered_name:
+                numbers.add(listed[name or numbered_name])
                 in_unknown = False
             elif between:
                 in_unknown = in_unknown and not _ENDS_A_PHRASE & set(between)

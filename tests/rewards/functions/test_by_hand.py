@@ -181,6 +181,8 @@ def test_signs_behind_the_items_of_a_list_are_no_part_of_their_names(sign):
         ("wait\u3001insert the fan", "(1)", 0.5),
         ("insert the fan\u093e", "(1)", 1 / 2),  # a vowel sign is no sign between names
         ("1. wait\n2. insert the fan", "(1)", 0.5),
+        *(("Step 1: insert the fan", "(1)", 1.0), ("1 - insert the fan", "(1)", 1.0), ("1 insert the fan", "(1)", 1.0)),
+        *(("Step 2: insert the fan", "(1)", 0.5), ("action 9 insert the fan", "(1)", 0.5)),  # of another step
         ("wait → wait more → insert the fan", "(1)", 1 / 3),
         ("insert the fan cable", "(1)", 0.0),  # the longest name
         ("insert the fans", "(1)", 0.0),  # another word
