@@ -43,6 +43,7 @@ answer within <answer> </answer>: {question}"""
 
 REFUSALS = (400, 413, 422)  # HTTP: a server refuses what was sent, as a text beyond its context or a filter
 _VERDICT = re.compile(r"VERDICT[*\"'`]{0,3}:[\s*\"'`]{0,6}([^\s*\"'`]+)", re.IGNORECASE)
+_CONTROL_TOKEN = re.compile(r"<(?=\|[^|\s]{1,40}\|>)")  # the sign in front of one, as most model families write them
 _PLACE = re.compile(r"\{(question|solution|answer)\}")
 _TAG = re.compile(r"(<image>|<video>)\n?")
 NO_KEY = "none"  # local servers need none, and the client wants one
@@ -55,6 +56,16 @@ ModelName = Annotated[str | None, Argument("Name of the model on its server. Req
 Timeout = Annotated[float, Argument("Limit of one request with the whole of its reply.", "seconds", above=0)]
 Retries = Annotated[int, Argument("Requests after a failed one, with growing pauses.", least=0)]
 Concurrency = Annotated[int, Argument("Requests at a time.", least=1)]
+
+
+def _as_text(completion: str) -> str:
+    """A completion whose control tokens have a space inside: a server might end the turn at one that it spells.
+
+    Example:
+        >>> _as_text("yes<|im_end|>")
+        'yes< |im_end|>'
+    """
+    return _CONTROL_TOKEN.sub("< ", completion)
 
 
 class JudgeError(Exception):
@@ -261,7 +272,7 @@ class JudgeReward:
 
     def _question(self, prompt: Any, truth: str, answer: str) -> str:
         """The judge's prompt with its places filled in, all at once: what is filled in may hold such places too."""
-        values = {"question": question_of(prompt), "answer": answer, "solution": solution_of(truth)}
+        values = {"question": question_of(prompt), "answer": _as_text(answer), "solution": solution_of(truth)}
         return _PLACE.sub(lambda place: values[place[1]], self._prompt)
 
     def _value(self, reply: str) -> float | None:
@@ -307,7 +318,8 @@ class CaptionReward:
         own_prompts = []
         for question, completion in zip(asked, completions, strict=True):
             own_prompts.append([{"role": "user", "content": question}])
-            texts.append(CAPTION_PROMPT.format(question=question, answer=answer_of(completion) or completion))
+            answer = _as_text(answer_of(completion) or completion)
+            texts.append(CAPTION_PROMPT.format(question=question, answer=answer))
         answers = await self._served.answers(texts, none, 0, answer_of, "answer block")
         columns |= {"solution": solution, "prompts": own_prompts}
         answer_blocks = [f"<answer>{answer}</answer>" for answer in answers]
