@@ -125,7 +125,8 @@ def table_spans(path: Path, columns: Mapping[str, str]) -> Iterator[LabelledSpan
     names = column_names(path, columns, _KNOWN)
     has_seconds = not set(SECONDS).isdisjoint(names.values())
     has_observations = OBSERVATION in names.values()
-    first_clips: dict[str, str] = {}  # of the observations of BORIS
+    # Of each observation of BORIS, its first clip.
+    first_clips: dict[str, str] | None = None if _OF_BORIS.isdisjoint(names) else {}
     rows = text_rows(plain_file(path))
     for number in range(rows.length):
         try:
@@ -162,17 +163,18 @@ def table_spans(path: Path, columns: Mapping[str, str]) -> Iterator[LabelledSpan
             yield error
 
 
-# Columns of BORIS alone: versions before 8.1 have the first.
-_OF_BORIS = frozenset(("Total length", "Source", "Media duration (s)"))
+# Columns by which a table is one of BORIS, of earlier versions or with some columns left out too.
+_OF_BORIS = frozenset(("Media file", "Media file name", "Start (s)", "Stop (s)", "Total length", "Media duration (s)"))
 
 
-def _check_observation(cells: Mapping[str, str], where: str, first_clips: dict[str, str]) -> None:
+def _check_observation(cells: Mapping[str, str], where: str, first_clips: dict[str, str] | None) -> None:
     """Check that the times of a row of BORIS are those of its clip.
 
     BORIS counts from the start of the observation: its media one after the other, and an offset before the first.
 
     Args:
-        first_clips: the clip that each observation has named first, to which that of this row is added.
+        first_clips: the clip that each observation has named first, to which that of this row is added. None: the
+            table is not one of BORIS.
 
     Raises:
         RecordError: the observation has several media, or an offset.
@@ -181,7 +183,7 @@ def _check_observation(cells: Mapping[str, str], where: str, first_clips: dict[s
     source = cells.get("Source", "")
     clip = cells.get("clip", "")
     is_of_several = ";" in durations or (source.startswith("player #") and re.search("[;|]", source) is not None)
-    if OBSERVATION in cells and not _OF_BORIS.isdisjoint(cells):
+    if OBSERVATION in cells and first_clips is not None:
         first = first_clips.setdefault(cells[OBSERVATION], clip)
         is_of_several = is_of_several or clip != first
     if is_of_several:

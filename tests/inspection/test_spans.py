@@ -356,7 +356,7 @@ def test_times_of_boris_are_those_of_one_clip(folder, capsys, clip, more, messag
         assert f"spans.tsv:2: {message}" in refused(capsys, *argv)
 
 
-@pytest.mark.parametrize("column", ["Total length", "Media duration (s)"])
+@pytest.mark.parametrize("column", ["Total length", "Media duration (s)", "Media file"])
 def test_an_observation_of_boris_that_names_several_clips_is_refused(folder, capsys, column):
     """BORIS 7 names the clip of each row, and counts from the start of the first one."""
     head = f"Observation id,clip,{column},step,start,end"
