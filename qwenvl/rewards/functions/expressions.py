@@ -188,25 +188,28 @@ def improper(text: str) -> str:
     return f"{sign}{int(whole) * int(denominator) + int(numerator)}/{denominator}"
 
 
-def is_mathematical(text: str) -> bool:
+def is_mathematical(text: str, other: str = "") -> bool:
     """Whether a text can be compared as mathematics: no words, no colon, and more than a single letter.
+
+    Args:
+        other: what it is compared with. Beside ``a * b`` the text ``ab`` is a product.
 
     Example:
         >>> [is_mathematical(text) for text in ("x + 1", "3", "two", "12:30", "(A)")]
         [True, True, False, False, False]
     """
     text = text.replace("$", " ")
-    return not (":" in text or _has_words(text) or LONE_LETTER.fullmatch(text))
+    return not (":" in text or _has_words(text, other) or LONE_LETTER.fullmatch(text))
 
 
-def _has_words(text: str) -> bool:
+def _has_words(text: str, other: str = "") -> bool:
     """Whether a text has words that are no commands of LaTeX and no functions.
 
     Two letters in front of a sign or at the end of an expression are a product: ``xy + 1``, and not ``4 of 5``.
     """
     bare = FUNCTION.sub(" ", _COMMAND.sub(" ", _ENVIRONMENT.sub(" ", text)))
     # What is in \text{} is none.
-    has_signs = _SIGN.search(text) is not None and not any(map(_WORD.search, WRAPPED_TEXT.findall(text)))
+    has_signs = _SIGN.search(f"{text} {other}") is not None and not any(map(_WORD.search, WRAPPED_TEXT.findall(text)))
     for word in _WORD.finditer(bare):
         is_product = has_signs and len(word[0]) == 2 and word[0].casefold() not in _NO_PRODUCTS
         if not (is_product and _NO_MORE_LETTERS.match(bare, word.end())):

@@ -135,7 +135,8 @@ def compare_as_text(gold: str, answer: str | None) -> bool | tuple[str, str]:
         return gold_text.strip("().") == answer_text.strip("().")
     gold_part = improper(gold_part)
     answer_part = improper(answer_part)
-    if gold_unit != answer_unit or not (is_mathematical(gold_part) and is_mathematical(answer_part)):
+    are_mathematical = is_mathematical(gold_part, answer_part) and is_mathematical(answer_part, gold_part)
+    if gold_unit != answer_unit or not are_mathematical:
         return False
     if len(_PRIME.findall(gold_part)) != len(_PRIME.findall(answer_part)):
         return False  # math-verify leaves them out: f'(x) would be f(x)

@@ -81,7 +81,7 @@ def _rate(text: str) -> tuple[str, str] | None:
 def _unit_with_power(text: str) -> tuple[str, str] | None:
     """That of ``24 cm^2``."""
     found = _UNIT_WITH_POWER.search(text)
-    if found is None or FUNCTION.fullmatch(found[1]):
+    if found is None or FUNCTION.fullmatch(found[1]) or _may_be_a_product(found[1]):
         return None
     return text[: found.start()], f"{normalized(found[1])}^{found[2]}"
 
@@ -101,9 +101,14 @@ def _unit_in_words(text: str) -> tuple[str, str] | None:
     unit = normalized(tail)
     if not number or not _UNIT_IN_WORDS.fullmatch(unit) or FUNCTION.search(unit):
         return None
-    if len(unit) == 2 and unit not in UNITS_OF_TWO_LETTERS:
-        return None  # 2ab may be a product
+    if _may_be_a_product(unit):
+        return None
     return number, f"M{unit[1:]}" if _MEGA.match(tail.strip()) else unit
+
+
+def _may_be_a_product(letters: str) -> bool:
+    """Whether letters behind a number are no known unit, as in ``2ab``."""
+    return len(letters) == 2 and letters.lower() not in UNITS_OF_TWO_LETTERS
 
 
 def _split_tail(text: str) -> tuple[str, str]:
