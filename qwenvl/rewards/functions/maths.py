@@ -127,15 +127,15 @@ def compare_as_text(gold: str, answer: str | None) -> bool | tuple[str, str]:
     answer_text = plain(unwrapped(answer))
     gold_part, gold_unit = split_unit(gold)
     answer_part, answer_unit = split_unit(answer)
-    if gold_text == answer_text:
-        # In small letters mW and MW are the same.
-        return not (gold_unit and answer_unit) or gold_unit == answer_unit
+    are_mathematical = is_mathematical(gold_part, answer_part) and is_mathematical(answer_part, gold_part)
+    differs_in_case = _differ_in_case(unwrapped(gold), unwrapped(answer))
+    if gold_text == answer_text and not (differs_in_case and are_mathematical):
+        return True
     # (B) and B. are the option B, and no mathematics.
     if LONE_LETTER.fullmatch(gold_text) and LONE_LETTER.fullmatch(answer_text):
         return gold_text.strip("().") == answer_text.strip("().")
     gold_part = improper(gold_part)
     answer_part = improper(answer_part)
-    are_mathematical = is_mathematical(gold_part, answer_part) and is_mathematical(answer_part, gold_part)
     if gold_unit != answer_unit or not are_mathematical:
         return False
     if len(_PRIME.findall(gold_part)) != len(_PRIME.findall(answer_part)):
@@ -145,9 +145,18 @@ def compare_as_text(gold: str, answer: str | None) -> bool | tuple[str, str]:
     if PLAIN_NUMBER.fullmatch(gold_plain) and PLAIN_NUMBER.fullmatch(answer_plain):
         number = fraction_of(gold_plain)
         return number is not None and number == fraction_of(answer_plain)
+    if differs_in_case:
+        return False  # math-verify does not tell A + B from b + a
     if has_several_numbers(gold_plain) or has_several_numbers(answer_plain):
         return False  # several numbers: math-verify would read 1 2 as 12
     return gold_part, answer_part
+
+
+def _differ_in_case(text: str, other: str) -> bool:
+    """Whether two texts have the same letters, in whatever order, and some of them large in one text alone."""
+    letters = sorted(character for character in text if character.isalpha())
+    others = sorted(character for character in other if character.isalpha())
+    return letters != others and sorted(map(str.lower, letters)) == sorted(map(str.lower, others))
 
 
 def equivalent(gold: str, answer: str) -> bool:
