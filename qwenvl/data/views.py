@@ -170,20 +170,24 @@ def sentence_of(view: View, record: Record, completion: str, rewards: Mapping[st
 
 def _says_something(view: View, record: Record, rewards: Mapping[str, float | None]) -> bool:
     """Whether a view says something of a completion that has a thought and an answer."""
-    try:
-        sentence = view(_copied(record), SAMPLE_COMPLETION, rewards)
-    except Exception:
-        return False
-    return isinstance(sentence, str) and bool(sentence.strip())
+    return bool(_tried_on(view, record, SAMPLE_COMPLETION, rewards).strip())
 
 
 def _says_it_always(view: View, record: Record, rewards: Mapping[str, float | None]) -> bool:
     """Whether the sentence of a view has control tokens whatever the completion is."""
+    return text_problem(_tried_on(view, record, "", rewards)) is not None
+
+
+def _tried_on(view: View, record: Record, completion: str, rewards: Mapping[str, float | None]) -> str:
+    """What a view says of another completion than the sampled one. Nothing where it fails or gives no text.
+
+    So it shows whether the view or the completion is to blame for a sentence.
+    """
     try:
-        sentence = view(_copied(record), "", rewards)
-    except Exception:  # it needs a completion
-        return False
-    return isinstance(sentence, str) and text_problem(sentence) is not None
+        sentence = view(_copied(record), completion, rewards)
+    except Exception:  # it needs a completion of some form
+        return ""
+    return sentence if isinstance(sentence, str) else ""
 
 
 def changed_by(view: View, records: Iterable[Record]) -> tuple[int, int]:

@@ -293,7 +293,8 @@ def _labels(args: argparse.Namespace, root: Path, clips: Sequence[str], steps: S
         expected = f"; expected files such as {Path(clips[0]).stem}.txt" if path.is_dir() else ""
         raise RecordError(f"{path}: no label of a clip in it{expected}")
     rows = [each for each in labelled if isinstance(each, spans.LabelledSpan)]
-    if args.label_fps is not None and rows and not any(each.in_frames for each in rows):
+    in_frames = any(each.in_frames for each in rows)
+    if args.label_fps is not None and rows and not in_frames:
         raise ValueError(f"--label_fps has no effect: the spans of {path} are in seconds; leave it out")
     from_elsewhere = is_export or path.is_dir() or any(is_absolute(each.clip) for each in rows)
     of_one_folder = _OneFolder.of(root, labelled, named)
@@ -313,12 +314,12 @@ def _labels(args: argparse.Namespace, root: Path, clips: Sequence[str], steps: S
     counts: Counter[str] = Counter()
     for timeline in timelines.values():
         counts.update(f"({span.number}) {span.name}" for span in timeline.spans)
-        reserved = _reserved(timeline.more, {"timeline", "duration"}, in_frames=any(each.in_frames for each in rows))
+        reserved = _reserved(timeline.more, {"timeline", "duration"}, in_frames=in_frames)
         if reserved is not None:
             raise RecordError(f"{path}: the column {reserved!r} has another meaning in records; rename it")
     # In the order of the folder, whatever that of the labels is.
     by_clip = {clip: (timelines[clip].answer, timelines[clip].fields()) for clip in clips if clip in timelines}
-    counts_frames = args.label_fps is None and any(each.in_frames for each in rows)
+    counts_frames = args.label_fps is None and in_frames
     return FoundLabels(
         by_clip=by_clip,
         steps=listed,

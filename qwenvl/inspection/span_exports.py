@@ -66,8 +66,7 @@ def _label_studio(path: Path) -> Export:
 def _task_spans(task: Mapping[str, Any], where: str) -> Iterator[LabelledSpan | RecordError]:
     """The spans of one task. A task of another form raises errors of any kind."""
     annotations = list(map(_span_regions, counting_annotations(task)))
-    # In whatever order their regions were drawn.
-    values = [sorted(json.dumps(region["value"], sort_keys=True) for region in each.values()) for each in annotations]
+    values = list(map(_values_in_one_order, annotations))
     if any(each != values[0] for each in values):
         yield RecordError(
             f"{where}: has {len(values)} annotations with different labels; keep one, or mark one as ground truth"
@@ -91,8 +90,7 @@ def _task_spans(task: Mapping[str, Any], where: str) -> Iterator[LabelledSpan | 
                 start = int(span["start"]) - 1
                 end = int(span["end"])
                 for label in value["timelinelabels"]:
-                    span = LabelledSpan(place, clip, str(label), start, end, in_frames=True, of_player=True)
-                    yield span
+                    yield LabelledSpan(place, clip, str(label), start, end, in_frames=True, of_player=True)
         elif not {"start", "end"} <= value.keys() or "text" in value:  # of the letters of a text
             yield RecordError(f"{place}: expected a label of the clip with start and end, got {kind_of(value)}")
         else:
@@ -104,6 +102,11 @@ def _span_regions(annotation: Mapping[str, Any]) -> dict[int, Mapping[str, Any]]
     """The regions of an annotation that are spans, by their number in it."""
     regions = enumerate(annotation["result"])
     return {number: region for number, region in regions if region["type"] in SPAN_TYPES}
+
+
+def _values_in_one_order(regions: Mapping[int, Mapping[str, Any]]) -> list[str]:
+    """The values of regions as text. Two people may have drawn the same spans one after the other in another order."""
+    return sorted(json.dumps(region["value"], sort_keys=True) for region in regions.values())
 
 
 def _clips_of(data: Mapping[str, Any]) -> set[str]:

@@ -34,6 +34,8 @@ SECONDS = ("start", "end")
 FRAMES = ("start_frame", "end_frame")
 _KNOWN = {"clip", "step", "answer", *SECONDS, *FRAMES}
 OBSERVATION = "Observation id"  # in a table of BORIS: one person's labels of a clip
+# Columns by which a table is one of BORIS, of earlier versions or with some columns left out too.
+_OF_BORIS = frozenset(("Media file", "Media file name", "Start (s)", "Stop (s)", "Total length", "Media duration (s)"))
 # "1-30 SIL": first and last frame from 1, as Breakfast has it.
 _FRAME_LINE = re.compile(r"([0-9]{1,9})-([0-9]{1,9})[\s,]+(\S.*)")
 # "0.0 3.5 take": seconds, as Audacity has it, or with commas in the place of blanks.
@@ -161,10 +163,6 @@ def table_spans(path: Path, columns: Mapping[str, str]) -> Iterator[LabelledSpan
             )
         except RecordError as error:
             yield error
-
-
-# Columns by which a table is one of BORIS, of earlier versions or with some columns left out too.
-_OF_BORIS = frozenset(("Media file", "Media file name", "Start (s)", "Stop (s)", "Total length", "Media duration (s)"))
 
 
 def _check_observation(cells: Mapping[str, str], where: str, first_clips: dict[str, str] | None) -> None:

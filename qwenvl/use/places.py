@@ -37,7 +37,7 @@ class Places:
     """The requests that are received, read, wait or are sampled: at most ``--max_waiting`` that somebody waits for.
 
     Args:
-        sampled: gives those that are sampled, which keep their places.
+        sampled: gives the requests in the batch that is sampled. They keep their places.
     """
 
     def __init__(self, limits: ServeOptions, sampled: Callable[[], Collection[Patience]]) -> None:
@@ -48,7 +48,7 @@ class Places:
 
     @property
     def count(self) -> int:
-        """How many requests there are, with those that end."""
+        """How many requests there are. One that has ended counts until its place is free."""
         return len(self._requests)
 
     @property

@@ -249,5 +249,5 @@ class PromptMaker:
 
 
 def positions_of(model: nn.Module) -> int:
-    """The most tokens of a prompt and its answer together: those that the model has positions for."""
+    """The most tokens of a prompt and its answer together: the model has no more positions."""
     return int(model.config.get_text_config().max_position_embeddings)

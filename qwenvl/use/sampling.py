@@ -58,7 +58,7 @@ class Sampling:
         self._budget = config.rollout_token_budget
         self._turns = Turns()
         self._waiting: list[Pending] = []
-        self._together: Sequence[Pending] = ()  # those that are being sampled
+        self._together: Sequence[Pending] = ()  # the batch that is sampled
         self._looks = LookTimes()
         self._arrived = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, "sample")
@@ -87,12 +87,10 @@ class Sampling:
             on_failure=self._end_failed,
         )
 
-    @property
-    def being_sampled(self) -> set[Patience]:
-        """The requests that are being sampled."""
+    def sampled_now(self) -> set[Patience]:
+        """The requests in the batch that is sampled."""
         return {each.patience for each in self._together}
 
-    @property
     def waiting_bytes(self) -> int:
         """The bytes of the prompts that wait."""
         return sum(media_bytes(each.batch) for each in self._waiting)
@@ -101,7 +99,7 @@ class Sampling:
         """The events of a request, which waits for its turn, up to its completions.
 
         Args:
-            clients: those that have requests.
+            clients: all with a request at the server.
 
         Raises:
             ApiError: it was not answered.
@@ -121,7 +119,7 @@ class Sampling:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def sample_forever(self) -> None:
-        """Sample what waits. An error is that of the requests that were sampled together."""
+        """Sample what waits. All requests of a batch get its error."""
         loop = asyncio.get_running_loop()
         while True:
             self._waiting = [each for each in self._waiting if not each.patience.gone]
@@ -219,7 +217,7 @@ class Sampling:
         """Whether somebody waits for the completions of a record that is being sampled.
 
         Raises:
-            Abandoned: nobody waits for any of those that are sampled.
+            Abandoned: nobody waits for any request of the batch.
         """
         if self._is_nobody_there():
             raise Abandoned

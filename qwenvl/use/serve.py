@@ -25,7 +25,7 @@ class ChatServer:
     Attributes:
         places: of the requests.
         prompts: makes their prompts.
-        sampling: the model, and those that wait for it.
+        sampling: the model, and the requests with a prompt.
     """
 
     def __init__(self, request: UseRequest) -> None:
@@ -34,13 +34,13 @@ class ChatServer:
         self.collator = collator_of(request.config)
         respondent = build_respondent(request.config, self.collator, build_rubric())
         self.sampling = Sampling(respondent, self.collator, request.config)
-        self.places = Places(self.limits, sampled=lambda: self.sampling.being_sampled)
+        self.places = Places(self.limits, self.sampling.sampled_now)
         self.prompts = PromptMaker(
             request,
             self.sampling.respondent,
             self.collator,
             self.places,
-            waiting_bytes=lambda: self.sampling.waiting_bytes,
+            self.sampling.waiting_bytes,
         )
         self._folder = Path(tempfile.mkdtemp(prefix="qwenvl-serve-"))  # of the media of requests
 

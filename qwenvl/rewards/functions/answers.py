@@ -29,10 +29,13 @@ _OPTIONS = "ABCDEFGH"
 _LAST_OPTION = _OPTIONS[-1]  # letters behind it begin names: "B. Carl and J. Smith"
 # "(A) left (C) up". Behind another notation, "B. screw (A)", brackets belong to a text.
 _IN_BRACKETS = re.compile(r"(?:(?<=\s)|^)[(\[]([A-Z])[)\]](?=\s|$)")
+# In front of a choice, in words and in Chinese.
+_ANNOUNCED = r"\b(?i:answer|option|choice|antwort)s?(?: is| are)?"
+_ANNOUNCED_IN_CHINESE = "答案[是为為]?|选项?"
 # A small letter must end what is said: "the answer is a man" chooses nothing.
 _SAID = re.compile(
     # "Option A, not option B" chooses one.
-    r"(?:(?<!\bnot )\b(?i:answer|option|choice|antwort)s?(?: is| are)?|答案[是为為]?|选项?):? ?"
+    rf"(?:(?<!\bnot ){_ANNOUNCED}|{_ANNOUNCED_IN_CHINESE}):? ?"
     # "Answer: A man" chooses nothing either, and "the answer is A because" does.
     r"[(\[]?(?:([A-Z])\b(?!(?<=A) (?!(?:as|and|because|but|for|if|is|or|since|which|with)\b)[a-z])"
     # "Option B is wrong" chooses nothing.
@@ -41,7 +44,7 @@ _SAID = re.compile(
 )
 # "the answer is A or B": several letters, and not the first one.
 _SAID_SEVERAL = re.compile(
-    r"(?:\b(?i:answer|option|choice|antwort)s?(?: is| are)?|答案[是为為]?|选项?):? ?"
+    rf"(?:{_ANNOUNCED}|{_ANNOUNCED_IN_CHINESE}):? ?"
     # "I" before a word is no choice: "the answer is B, I am sure".
     r"([(\[]?[A-Z][)\]]?(?:\s{0,4}(?:,|/|&|、|和|,? ?\b(?:and|or)\b)\s{0,4}(?!I\s+[a-z])[(\[]?[A-Z]\b[)\]]?)+)"
 )

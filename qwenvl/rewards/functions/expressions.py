@@ -42,6 +42,7 @@ _OTHER_SPACE = re.compile(r"(?<![0-9]) | (?![0-9])")
 _MIXED = re.compile(r"([-+]?)([0-9]{1,30}) ([0-9]{1,30})/([0-9]{1,30})")  # 1 1/2
 _COMMAND = re.compile(r"\\[a-zA-Z]+")
 _ENVIRONMENT = re.compile(r"\\(?:begin|end)\s?\{[a-z]{1,12}\*?\}")  # \begin{pmatrix}
+# Two letters that are a word or a unit: "2 or 10" would be "4 or 5".
 _NO_PRODUCTS = UNITS_OF_TWO_LETTERS | {"an", "as", "at", "be", "by", "do", "go", "he", "if", "is", "it", "me", "my"}
 _NO_PRODUCTS |= {"no", "of", "on", "or", "so", "to", "up", "we"}
 _NO_MORE_LETTERS = re.compile(r"\s*(?![\s\w])")
@@ -114,6 +115,7 @@ def unboxed(text: str) -> str:
 
 def _boxes_in(text: str) -> list[tuple[int, str, int]]:
     """The boxes of a text that are closed: where each begins, what it holds, and where it has ended."""
+    # One pass: to look for the end of each box anew would take the square of the length where many are not closed.
     closing: dict[int, int] = {}  # the place of the brace that closes the one at another place
     opened: list[int] = []
     for brace in _BRACE.finditer(text):
@@ -208,11 +210,13 @@ def _has_words(text: str, other: str = "") -> bool:
     Two letters in front of a sign or at the end of an expression are a product: ``xy + 1``, and not ``4 of 5``.
     """
     bare = FUNCTION.sub(" ", _COMMAND.sub(" ", _ENVIRONMENT.sub(" ", text)))
-    # What is in \text{} is none.
-    has_signs = _SIGN.search(f"{text} {other}") is not None and not any(map(_WORD.search, WRAPPED_TEXT.findall(text)))
+    # Letters in \text{} are meant as words, however few they are.
+    has_wrapped_words = any(map(_WORD.search, WRAPPED_TEXT.findall(text)))
+    may_have_products = not has_wrapped_words and _SIGN.search(f"{text} {other}") is not None
     for word in _WORD.finditer(bare):
-        is_product = has_signs and len(word[0]) == 2 and word[0].casefold() not in _NO_PRODUCTS
-        if not (is_product and _NO_MORE_LETTERS.match(bare, word.end())):
+        may_be_one = len(word[0]) == 2 and word[0].casefold() not in _NO_PRODUCTS
+        is_product = may_have_products and may_be_one and _NO_MORE_LETTERS.match(bare, word.end())
+        if not is_product:
             return True
     return False
 

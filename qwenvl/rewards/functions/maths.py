@@ -47,13 +47,14 @@ class MathReward:
 
     The answer block of the completion, the first behind its thinking, is compared with the answer block of the
     solution, or with all of it where it has no block: of a worked solution with its last box, or what is behind ####,
-    as in GSM8K. Texts that are equal once normalized are equal. Other pairs are parsed as LaTeX, plain writing such as
-    ``ln(2)``, ``x**2`` and ``3e5`` too, and verified by math-verify, gold first: 1/2 is 0.5, and the square root of 8
-    is twice that of 2. Signs that Unicode has (x², ½, √2, π, 90°) are read as their LaTeX. Markdown, a box, an equals
-    sign in front and a dot at the end do not matter. Words, single letters and what holds a colon ("A", "yes", "12:30")
-    compare as text. A unit in words or text of LaTeX must be the same, and is not converted. An answer longer than 500
-    characters scores 0. A pair that takes more than 2 s of computing, or 3 GiB of memory, gets no value: it is named in
-    the log and counted as ``reward/math_accuracy/skipped``.
+    as in GSM8K. Texts that are equal once normalized are equal, but mathematics whose letters differ in case alone is
+    not. Other pairs are parsed as LaTeX, plain writing such as ``ln(2)``, ``x**2`` and ``3e5`` too, and verified by
+    math-verify, gold first: 1/2 is 0.5, and the square root of 8 is twice that of 2. Signs that Unicode has (x², ½, √2,
+    π, 90°) are read as their LaTeX. Markdown, a box, an equals sign in front and a dot at the end do not matter. Words,
+    single letters and what holds a colon ("A", "yes", "12:30") compare as text. A unit in words or text of LaTeX must
+    be the same, and is not converted. An answer longer than 500 characters scores 0. A pair that takes more than 2 s of
+    computing, or 3 GiB of memory, gets no value: it is named in the log and counted as
+    ``reward/math_accuracy/skipped``.
     """
 
     def __init__(self) -> None:

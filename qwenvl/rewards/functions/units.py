@@ -1,6 +1,7 @@
 r"""The unit behind a mathematical expression: ``5 m/s``, ``24 cm^2``, ``\frac{1}{2} \text{ m}``.
 
-math-verify leaves units out: to it, 5 m is 5 s. So they are split off, and compared as names.
+They are split off and compared as names. math-verify would leave them out, so that 5 m is 5 s, or read them as products
+of variables, so that 5 cm is 5 mc.
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ def _unit_in_words(text: str) -> tuple[str, str] | None:
         return None
     if _may_be_a_product(unit):
         return None
-    return number, f"M{unit[1:]}" if _MEGA.match(tail.strip()) else unit
+    return number, _with_mega(tail.strip(), unit)
 
 
 def _may_be_a_product(letters: str) -> bool:
@@ -124,11 +125,13 @@ def _name_of_unit(text: str) -> str:
         >>> _name_of_unit("KM / h"), _name_of_unit(r"N \cdot m^{2}"), _name_of_unit("MW"), _name_of_unit("Metres")
         ('km/h', 'N m^2', 'Mw', 'metres')
     """
-    name = re.sub(r"[^\W\d_]{2,}", _in_small_letters, re.sub(_TIMES, " ", text))
+    name = re.sub(
+        r"[^\W\d_]{2,}", lambda word: _with_mega(word[0], word[0].lower()), re.sub(_TIMES, " ", text)
+    )
     name = re.sub(r"\s*/\s*", "/", name.replace("{", "").replace("}", ""))
     return " ".join(name.split())
 
 
-def _in_small_letters(word: re.Match[str]) -> str:
-    small = word[0].lower()
-    return f"M{small[1:]}" if _MEGA.match(word[0]) else small
+def _with_mega(written: str, small: str) -> str:
+    """A unit in small letters, but for the M of a million, which would be a thousandth."""
+    return f"M{small[1:]}" if _MEGA.match(written) else small
