@@ -28,8 +28,10 @@ if [[ "${1-}" == --vllm ]]; then
     # Tests have a cache folder of their own, so the place of the environment is given by name.
     export QWENVL_VLLM_ENV="${QWENVL_VLLM_ENV:-${QWENVL_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/qwenvl}/vllm}"
     bash scripts/serve_vllm.sh --build
-    # Two files at a time: a server takes a core and a gigabyte, and its tests wait for it.
-    exec "$BIN/python" -m pytest --vllm -m vllm --numprocesses auto --maxprocesses 2 --dist loadfile tests/vllm_server "${@:2}"
+    # Two files at a time: a server takes a core and a gigabyte, and its tests wait for it. A test that starts three of
+    # them takes two minutes on quiet cores, and twice that on a busy machine.
+    exec "$BIN/python" -m pytest --vllm -m vllm --timeout 600 --numprocesses auto --maxprocesses 2 --dist loadfile \
+        tests/vllm_server "${@:2}"
 fi
 if $checks_style; then
     "$BIN/ruff" check .

@@ -6,7 +6,6 @@ import logging
 import re
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -129,8 +128,8 @@ def compare_as_text(gold: str, answer: str | None) -> bool | tuple[str, str]:
     gold_part, gold_unit = split_unit(gold)
     answer_part, answer_unit = split_unit(answer)
     are_mathematical = is_mathematical(gold_part, answer_part) and is_mathematical(answer_part, gold_part)
-    differs_in_case = _differ_in_case(unwrapped(gold), unwrapped(answer))
-    if gold_text == answer_text and not (differs_in_case and are_mathematical):
+    # Words are the same whatever their case. Letters are not: R^2 - r^2 is the opposite of r^2 - R^2.
+    if gold_text == answer_text and (not are_mathematical or _letters_of(gold) == _letters_of(answer)):
         return True
     # (B) and B. are the option B, and no mathematics.
     if LONE_LETTER.fullmatch(gold_text) and LONE_LETTER.fullmatch(answer_text):
@@ -146,17 +145,21 @@ def compare_as_text(gold: str, answer: str | None) -> bool | tuple[str, str]:
     if PLAIN_NUMBER.fullmatch(gold_plain) and PLAIN_NUMBER.fullmatch(answer_plain):
         number = fraction_of(gold_plain)
         return number is not None and number == fraction_of(answer_plain)
-    if differs_in_case:
-        return False  # math-verify does not tell A + B from b + a
+    if _differ_in_case(gold, answer):
+        return False  # math-verify does not tell N_2 from n_2
     if has_several_numbers(gold_plain) or has_several_numbers(answer_plain):
         return False  # several numbers: math-verify would read 1 2 as 12
     return gold_part, answer_part
 
 
+def _letters_of(text: str) -> list[str]:
+    return [character for character in unwrapped(text) if character.isalpha()]
+
+
 def _differ_in_case(text: str, other: str) -> bool:
     """Whether two texts have the same letters, in whatever order, and some of them large in one text alone."""
-    letters = sorted(character for character in text if character.isalpha())
-    others = sorted(character for character in other if character.isalpha())
+    letters = sorted(_letters_of(text))
+    others = sorted(_letters_of(other))
     return letters != others and sorted(map(str.lower, letters)) == sorted(map(str.lower, others))
 
 
@@ -164,31 +167,41 @@ def equivalent(gold: str, answer: str) -> bool:
     """Whether math-verify finds two expressions equal. A worker runs this, because it may never end."""
     parsed_gold = _parsed(gold)
     parsed_answer = _parsed(answer)
-    if not parsed_gold or not parsed_answer:
+    if parsed_gold is None or parsed_answer is None:
         return False
     return bool(require("math_verify", "rewards").verify(parsed_gold, parsed_answer, timeout_seconds=None))
 
 
 def serve() -> Callable[[tuple[str, str]], bool]:
     """The child's side. Loading what ``equivalent`` needs takes longer than most pairs do."""
+    logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that it sets no deadline: this process has one
     equivalent(r"\frac{1}{2}", "0.5")
     return lambda pair: equivalent(*pair)
 
 
 @lru_cache(maxsize=1024)
-def _parsed(expression: str) -> list[Any]:
-    library = require("math_verify", "rewards")
+def _parsed(expression: str) -> Any:
+    """An expression of SymPy. None: it cannot be parsed."""
+    parser = require("latex2sympy2_extended.latex2sympy2", "rewards")
     # As LaTeX these would be products of letters, or powers of a sign.
     expression = _SCIENTIFIC.sub(r"\1 \\times 10^{\2}", expression)
     expression = _SIGNED_POWER.sub(r"^{\1}", expression.replace("**", "^"))
     expression = _BARE_NAME.sub(r"\\\1 ", expression)
-    logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that it sets no deadline: the worker has one
-    config = library.LatexExtractionConfig()
-    # It would leave out what it takes for a unit: x + 2h would be x + 2.
-    config = replace(config, normalization_config=replace(config.normalization_config, units=False))
-    return library.parse(
-        f"${expression.replace('$', ' ').strip()}$",
-        extraction_config=[config],
-        fallback_mode="no_fallback",
-        parsing_timeout=None,
+    # math-verify's own parse would leave out what it takes for a unit, so that x + 2h would be x + 2, and it would make
+    # all letters small, so that R^2 - r^2 would be 0. The rest is as it does it.
+    normalization = parser.NormalizationConfig(
+        basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="all", equations=False
     )
+    text = parser.normalize_latex(expression.replace("$", " ").strip(), normalization)
+    library = require("math_verify.parser", "rewards")
+    for each in dict.fromkeys((text, library.get_last_eq(text))):  # a = b = c, which is no equation, is c
+        try:
+            return parser.latex2sympy(
+                each,
+                is_real=not library.should_treat_as_complex(each),
+                normalization_config=None,
+                conversion_config=parser.ConversionConfig(lowercase_symbols=False),
+            )
+        except Exception:
+            logging.getLogger(__name__).debug("%r cannot be parsed", each, exc_info=True)
+    return None
