@@ -32,14 +32,25 @@ _SUPERSCRIPTS = re.compile("[⁺⁻]?[⁰¹²³⁴⁵⁶⁷⁸⁹]+")
 _FRACTION = re.compile("[¼½¾⅐-⅞]")
 _ROOT = re.compile(r"√ ?([0-9]+(?:\.[0-9]+)?|[^\W\d_]|\([^()]*\))")
 _DASH_AS_MINUS = re.compile(r"(?<![\w)}\]])[\u2012-\u2014](?=[0-9.])")  # – and — stand between numbers in a range
-_SYMBOLS = str.maketrans({"·": r"\cdot ", "π": r"\pi ", "∞": r"\infty ", "°": r"^{\circ}", "\u2044": "/"})
+_TIMES_POWER = re.compile(r"(?<=[0-9])\s{0,4}[xX]\s{0,4}(?=10\s{0,4}(?:\^|\*\*))")  # 3 x 10^8
+_DEGREES = re.compile(r"(?<=[0-9])\s{0,4}degrees?(?![a-z])(?:\s{1,4}(?:([CF])(?![a-z])|(C)elsius|(F)ahrenheit))?")
+_SYMBOLS = str.maketrans({"·": r"\cdot ", "π": r"\pi ", "∞": r"\infty ", "°": r"^{\circ}"})
+_SYMBOLS |= str.maketrans({"\u2044": "/", "\u2032": "'", "\u2033": '"'})  # the slash of fractions, and primes
+
+# Between expressions: "2 or 3", "x = 2 and x = 3".
+_AND_OR = re.compile(
+    r"(?<=[0-9)}\]$])\s{0,4},?\s{0,4}(?:\\text\s?\{\s{0,4})?(?:and|or)(?:\s{0,4}\})?\s{1,4}"
+    r"(?=[-+$0-9\\(\[{.]|[^\W\d_]\s{0,4}=)"
+)
 
 _NO_ZERO = re.compile(r"(?<![\w.])\.(?=[0-9])")  # the point of .5
-_SHORT_EXPONENT = re.compile(r"\^\{([0-9])\}")  # x^{2} is x^2
+_SHORT_SCRIPT = re.compile(r"([\^_])\{([0-9]{1,2})\}")  # x^{2} is x^2, and 17_{8} is 17_8
 _THOUSANDS = re.compile(r"(?<![\w.])[0-9]{1,3}(?: [0-9]{3})+(?![\w/])")  # 10 000
 _BETWEEN_DIGITS = re.compile(r"(?<=[0-9]) (?=[0-9])")
 _OTHER_SPACE = re.compile(r"(?<![0-9]) | (?![0-9])")
 _MIXED = re.compile(r"([-+]?)([0-9]{1,30}) ([0-9]{1,30})/([0-9]{1,30})")  # 1 1/2
+# 0.1\overline{6}
+_REPEATING = re.compile(r"([-+]?)([0-9]{0,12})\.([0-9]{0,12})\\(?:overline|bar|dot)\{([0-9]{1,12})\}")
 _COMMAND = re.compile(r"\\[a-zA-Z]+")
 _ENVIRONMENT = re.compile(r"\\(?:begin|end)\s?\{[a-z]{1,12}\*?\}")  # \begin{pmatrix}
 # Two letters that are a word or a unit: "2 or 10" would be "4 or 5".
@@ -53,13 +64,16 @@ _WORD = re.compile(r"[^\W\d_]{2,}")
 def in_latex(text: str) -> str:
     """A text with the signs of mathematics that Unicode has in the words of LaTeX, which math-verify reads.
 
-    Thin spaces of LaTeX between thousands are left out, and so is what LaTeX has around mathematics.
+    Thin spaces of LaTeX between thousands are left out, and so is what LaTeX has around mathematics. An x in front of a
+    power of ten and degrees in words are signs as well.
 
     Example:
-        >>> [in_latex(text) for text in ("10³", "1½", "√2 x", "90°", "–3")]
-        ['10^{3}', '1 1/2', '\\\\sqrt{2} x', '90^{\\\\circ}', '-3']
+        >>> [in_latex(text) for text in ("10³", "1½", "√2 x", "90°", "–3", "3 x 10^8", "25 degrees Celsius")]
+        ['10^{3}', '1 1/2', '\\\\sqrt{2} x', '90^{\\\\circ}', '-3', '3\\\\times 10^8', '25^{\\\\circ}C']
     """
     text = _THOUSANDS_OF_LATEX.sub("", _DELIMITER.sub(" ", text))
+    text = _TIMES_POWER.sub(r"\\times ", text)
+    text = _DEGREES.sub(lambda found: rf"^{{\circ}}{found[1] or found[2] or found[3] or ''}", text)
     if text.isascii():
         return text
     text = _SUPERSCRIPTS.sub(_exponent, text)
@@ -87,7 +101,7 @@ def plain(text: str) -> str:
         ['x+1', '0.5', '10000', '1 1/2', '1 2']
     """
     shown = normalized(_NO_ZERO.sub("0.", text.replace("$", "")))
-    shown = _SHORT_EXPONENT.sub(r"^\1", shown)
+    shown = _SHORT_SCRIPT.sub(r"\1\2", shown)
     joined = _THOUSANDS.sub(lambda found: found[0].replace(" ", ""), shown)
     return _OTHER_SPACE.sub("", joined)
 
@@ -140,7 +154,7 @@ def result_of(solution: str) -> str:
         >>> result_of("48 / 2 = 24 clips. #### 72"), result_of(r"Let $x=\boxed{4}$. So $x+1=\boxed{5}$. Done.")
         ('72', '5')
         >>> result_of(r"The roots are $\boxed{1}$ and $\boxed{2}$.")
-        '\\boxed{1}$ and $\\boxed{2}'
+        '\\boxed{1}$, $\\boxed{2}'
     """
     _, mark, behind = solution.rpartition(_RESULT)
     if mark:
@@ -158,9 +172,11 @@ def result_of(solution: str) -> str:
 def expression_in(text: str) -> str:
     r"""The expression that an answer writes, in LaTeX: without Markdown, box, equals sign in front, and final dot.
 
+    Several expressions have commas between them.
+
     Example:
-        >>> [expression_in(text) for text in ("**½**", r"$\frac{1}{2}$.", "= 3", r"\boxed{\text{yes}}")]
-        ['1/2', '$\\frac{1}{2}$', '3', 'yes']
+        >>> [expression_in(text) for text in ("**½**", r"$\frac{1}{2}$.", "= 3", r"\boxed{\text{yes}}", "2 or 3")]
+        ['1/2', '$\\frac{1}{2}$', '3', 'yes', '2, 3']
     """
     marked = _MARKDOWN.fullmatch(text.strip())
     if marked is not None:
@@ -168,7 +184,7 @@ def expression_in(text: str) -> str:
     text = unboxed(in_latex(text))
     text = _EQUALS.sub("", _FINAL_DOT.sub("", text)).strip()
     wrapped = WRAPPED_TEXT.fullmatch(text.strip("$"))
-    return wrapped[1] if wrapped else text
+    return wrapped[1] if wrapped else _AND_OR.sub(", ", text)
 
 
 def unwrapped(text: str) -> str:
@@ -177,17 +193,25 @@ def unwrapped(text: str) -> str:
 
 
 def improper(text: str) -> str:
-    """A mixed number as a fraction, and any other text as it is.
+    r"""A mixed number or a repeating decimal as a fraction, and any other text as it is.
 
     Example:
-        >>> improper("1 1/2"), improper("-2 1/3"), improper("11/2")
-        ('3/2', '-7/3', '11/2')
+        >>> improper("1 1/2"), improper("-2 1/3"), improper(r"0.1\overline{6}"), improper("11/2")
+        ('3/2', '-7/3', '15/90', '11/2')
     """
-    found = _MIXED.fullmatch(plain(text))
-    if found is None:
-        return text
-    sign, whole, numerator, denominator = found.groups()
-    return f"{sign}{int(whole) * int(denominator) + int(numerator)}/{denominator}"
+    shown = plain(text)
+    mixed = _MIXED.fullmatch(shown)
+    if mixed is not None:
+        sign, whole, numerator, denominator = mixed.groups()
+        return f"{sign}{int(whole) * int(denominator) + int(numerator)}/{denominator}"
+    repeating = _REPEATING.fullmatch(shown)
+    if repeating is not None:
+        sign, whole, fixed, period = repeating.groups()
+        # 0.1666... is (16.666... - 1.666...) / 90, and the numerator is 16 - 1.
+        numerator = int(whole + fixed + period) - int(whole + fixed or "0")
+        denominator = 10 ** len(fixed) * (10 ** len(period) - 1)
+        return f"{sign}{numerator}/{denominator}"
+    return text
 
 
 def is_mathematical(text: str, other: str = "") -> bool:

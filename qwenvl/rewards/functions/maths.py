@@ -34,9 +34,11 @@ HANGING_SECONDS = 300.0  # after which a pair that neither computes nor ends is 
 MEMORY = 3 * 2**30
 ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}  # of a child process
 
-_PRIME = re.compile(r"(?<=[^\W\d_])['\u2032]|\\prime\b")
-# Names and powers as people write them without LaTeX: 2pi, ln(2), x**2, 10^-3.
+_PRIMES = re.compile(r"(?<=\w)'+|\\prime\b")  # f'(x), 30'
+_BASE = re.compile(r"(?<=[0-9)])_\{?[0-9]")  # of the number 17_8
+# Names and powers as people write them without LaTeX: 2pi, ln(2), sqrt3, x**2, 10^-3.
 _BARE_NAME = re.compile(rf"(?<![\\A-Za-z])({FUNCTION_NAMES})(?![A-Za-z])")
+_BARE_ROOT = re.compile(r"(?<![\\A-Za-z])sqrt ?([0-9]{1,30})")
 _SIGNED_POWER = re.compile(r"\^(-[0-9]+)")
 _SCIENTIFIC = re.compile(r"(?<![\w.])([0-9]+(?:\.[0-9]+)?)[eE]\+?(-?[0-9]{1,2})(?![\w.])")  # 3e5, which is not 3 e 5
 
@@ -49,11 +51,11 @@ class MathReward:
     as in GSM8K. Texts that are equal once normalized are equal, but mathematics whose letters differ in case alone is
     not. Other pairs are parsed as LaTeX, plain writing such as ``ln(2)``, ``x**2`` and ``3e5`` too, and verified by
     math-verify, gold first: 1/2 is 0.5, and the square root of 8 is twice that of 2. Signs that Unicode has (x², ½, √2,
-    π, 90°) are read as their LaTeX. Markdown, a box, an equals sign in front and a dot at the end do not matter. Words,
-    single letters and what holds a colon ("A", "yes", "12:30") compare as text. A unit in words or text of LaTeX must
-    be the same, and is not converted. An answer longer than 500 characters scores 0. A pair that takes more than 2 s of
-    computing, or 3 GiB of memory, gets no value: it is named in the log and counted as
-    ``reward/math_accuracy/skipped``.
+    π, 90°) are read as their LaTeX. Markdown, a box, an equals sign in front and a dot at the end do not matter, and
+    "2 or 3" is "3, 2". Words, single letters, numbers with a base and what holds a colon ("A", "yes", "17_8", "12:30")
+    compare as text. A unit in words or text of LaTeX must be the same, and is not converted. An answer longer than 500
+    characters scores 0. A pair that takes more than 2 s of computing, or 3 GiB of memory, gets no value: it is named in
+    the log and counted as ``reward/math_accuracy/skipped``.
     """
 
     def __init__(self) -> None:
@@ -128,28 +130,40 @@ def compare_as_text(gold: str, answer: str | None) -> bool | tuple[str, str]:
     gold_part, gold_unit = split_unit(gold)
     answer_part, answer_unit = split_unit(answer)
     are_mathematical = is_mathematical(gold_part, answer_part) and is_mathematical(answer_part, gold_part)
+    are_letters = bool(LONE_LETTER.fullmatch(gold_text) and LONE_LETTER.fullmatch(answer_text))
+    if (are_mathematical or are_letters) and _number_of_primes(gold) != _number_of_primes(answer):
+        return False  # neither text nor math-verify tells f'(x) from f(x)
     # Words are the same whatever their case. Letters are not: R^2 - r^2 is the opposite of r^2 - R^2.
     if gold_text == answer_text and (not are_mathematical or _letters_of(gold) == _letters_of(answer)):
         return True
     # (B) and B. are the option B, and no mathematics.
-    if LONE_LETTER.fullmatch(gold_text) and LONE_LETTER.fullmatch(answer_text):
+    if are_letters:
         return gold_text.strip("().") == answer_text.strip("().")
     gold_part = improper(gold_part)
     answer_part = improper(answer_part)
     if gold_unit != answer_unit or not are_mathematical:
         return False
-    if len(_PRIME.findall(gold_part)) != len(_PRIME.findall(answer_part)):
-        return False  # math-verify leaves them out: f'(x) would be f(x)
     gold_plain = plain(gold_part)
     answer_plain = plain(answer_part)
     if PLAIN_NUMBER.fullmatch(gold_plain) and PLAIN_NUMBER.fullmatch(answer_plain):
         number = fraction_of(gold_plain)
         return number is not None and number == fraction_of(answer_plain)
+    if _BASE.search(gold_plain) or _BASE.search(answer_plain):
+        return False  # math-verify leaves the base out
     if _differ_in_case(gold, answer):
         return False  # math-verify does not tell N_2 from n_2
     if has_several_numbers(gold_plain) or has_several_numbers(answer_plain):
         return False  # several numbers: math-verify would read 1 2 as 12
     return gold_part, answer_part
+
+
+def _number_of_primes(text: str) -> int:
+    r"""That of ``f''(x)``, ``x^\prime`` and ``30"`` (two). Quotation marks around a text are none."""
+    text = text.strip("$ ")
+    if text[:1] in "'\"":
+        text = text[1:].rstrip("'\"")
+    marks = _PRIMES.findall(text.replace('"', "''"))
+    return sum(1 if mark.startswith("\\") else len(mark) for mark in marks)
 
 
 def _letters_of(text: str) -> list[str]:
@@ -187,6 +201,7 @@ def _parsed(expression: str) -> Any:
     expression = _SCIENTIFIC.sub(r"\1 \\times 10^{\2}", expression)
     expression = _SIGNED_POWER.sub(r"^{\1}", expression.replace("**", "^"))
     expression = _BARE_NAME.sub(r"\\\1 ", expression)
+    expression = _BARE_ROOT.sub(r"\\sqrt{\1}", expression)
     # math-verify's own parse would leave out what it takes for a unit, so that x + 2h would be x + 2, and it would make
     # all letters small, so that R^2 - r^2 would be 0. The rest is as it does it.
     normalization = parser.NormalizationConfig(
