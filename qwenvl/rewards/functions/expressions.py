@@ -3,40 +3,25 @@
 from __future__ import annotations
 
 import re
-import unicodedata
 from fractions import Fraction
 
+from qwenvl.rewards.functions.notation import FUNCTION_NAMES, closing_brackets, in_latex
 from qwenvl.rewards.functions.text import normalized
 
-FUNCTION_NAMES = "sin|cos|tan|cot|sec|csc|log|ln|exp|pi"
 FUNCTION = re.compile(rf"(?<![^\W\d_])(?:{FUNCTION_NAMES}|sqrt|lim|max|min|mod)(?![^\W\d_])")
 PLAIN_NUMBER = re.compile(r"[-+]?[0-9]{1,30}(?:\.[0-9]{1,30})?(?:e[-+]?[0-9]{1,2}|/[0-9]{1,30})?")
 LONE_LETTER = re.compile(r"[\s().]*[^\W\d_]?[\s().]*")
-UNITS_OF_TWO_LETTERS = {"mm", "cm", "dm", "km", "nm", "um", "ft", "in", "yd", "mi", "ha", "ml", "cl", "dl", "mg", "kg"}
-UNITS_OF_TWO_LETTERS |= {"lb", "oz", "ms", "ns", "us", "hr", "am", "pm", "hz", "pa", "ma", "mv", "kv", "mw", "kw"}
-UNITS_OF_TWO_LETTERS |= {"gw", "mj", "kj", "kn", "ev", "db", "kb", "mb", "gb", "tb", "px"}
 WRAPPED_TEXT = re.compile(r"\\(?:text|mathrm|textbf|mbox)\s{0,4}\{([^{}]*)\}")
 
 # What stands around an expression: Markdown, an equals sign in front of it, and a dot, perhaps within the dollar signs.
 _MARKDOWN = re.compile(r"\*\*([^*]*)\*\*|`([^`]*)`")
-_EQUALS = re.compile(r"^[\s$]*=")
+_EQUALS = re.compile(r"^[\s$]*(?:=|\u2248|\\approx(?![a-z]))")
 _FINAL_DOT = re.compile(r"(?<=[^.\s])\s{0,4}[.\u3002](?=[\s$]{0,8}$)")
 _BOX = re.compile(r"\\(?:boxed|fbox)\s{0,4}\{")
 _BRACE = re.compile(r"\\?[{}]")
 _NEXT_SENTENCE = re.compile(r"[\s$]*[.,;:!](?:\s|$)")  # behind a box
 _BETWEEN_BOXES = re.compile(r"[\s$,;]{0,8}(?:and|or)?[\s$,;]{0,8}(?:[^\W\d_]\s?=)?\s{0,4}")
 _RESULT = "####"  # in front of the result of a worked solution, as in GSM8K
-_DELIMITER = re.compile(r"(?<!\\)\\[\[\]()]")  # \[5\] and \(5\)
-_THOUSANDS_OF_LATEX = re.compile(r"(?<=[0-9])\\[,;:!](?=[0-9]{3}(?![0-9]))")  # 10\,000
-_SUPERSCRIPTS = re.compile("[⁺⁻]?[⁰¹²³⁴⁵⁶⁷⁸⁹]+")
-_FRACTION = re.compile("[¼½¾⅐-⅞]")
-_ROOT = re.compile(r"√ ?([0-9]+(?:\.[0-9]+)?|[^\W\d_]|\([^()]*\))")
-_DASH_AS_MINUS = re.compile(r"(?<![\w)}\]])[\u2012-\u2014](?=[0-9.])")  # – and — stand between numbers in a range
-_TIMES_POWER = re.compile(r"(?<=[0-9])\s{0,4}[xX]\s{0,4}(?=10\s{0,4}(?:\^|\*\*))")  # 3 x 10^8
-_DEGREES = re.compile(r"(?<=[0-9])\s{0,4}degrees?(?![a-z])(?:\s{1,4}(?:([CF])(?![a-z])|(C)elsius|(F)ahrenheit))?")
-_SYMBOLS = str.maketrans({"·": r"\cdot ", "π": r"\pi ", "∞": r"\infty ", "°": r"^{\circ}"})
-_SYMBOLS |= str.maketrans({"\u2044": "/", "\u2032": "'", "\u2033": '"'})  # the slash of fractions, and primes
-
 # Between expressions: "2 or 3", "x = 2 and x = 3".
 _AND_OR = re.compile(
     r"(?<=[0-9)}\]$])\s{0,4},?\s{0,4}(?:\\text\s?\{\s{0,4})?(?:and|or)(?:\s{0,4}\})?\s{1,4}"
@@ -46,51 +31,21 @@ _AND_OR = re.compile(
 _NO_ZERO = re.compile(r"(?<![\w.])\.(?=[0-9])")  # the point of .5
 _SHORT_SCRIPT = re.compile(r"([\^_])\{([0-9]{1,2})\}")  # x^{2} is x^2, and 17_{8} is 17_8
 _THOUSANDS = re.compile(r"(?<![\w.])[0-9]{1,3}(?: [0-9]{3})+(?![\w/])")  # 10 000
-_BETWEEN_DIGITS = re.compile(r"(?<=[0-9]) (?=[0-9])")
+_BETWEEN_DIGITS = re.compile(r"(?<=[0-9])(?<!log_[0-9]) (?=[0-9])")
 _OTHER_SPACE = re.compile(r"(?<![0-9]) | (?![0-9])")
 _MIXED = re.compile(r"([-+]?)([0-9]{1,30}) ([0-9]{1,30})/([0-9]{1,30})")  # 1 1/2
 # 0.1\overline{6}
 _REPEATING = re.compile(r"([-+]?)([0-9]{0,12})\.([0-9]{0,12})\\(?:overline|bar|dot)\{([0-9]{1,12})\}")
+_ASSIGNMENT = re.compile(r"\s*([^\W\d_])\s*=\s*([^=]+)")
+_BRACKETS = re.compile(r"[(\[{][^()\[\]{}]*[)\]}]")
 _COMMAND = re.compile(r"\\[a-zA-Z]+")
 _ENVIRONMENT = re.compile(r"\\(?:begin|end)\s?\{[a-z]{1,12}\*?\}")  # \begin{pmatrix}
-# Two letters that are a word or a unit: "2 or 10" would be "4 or 5".
-_NO_PRODUCTS = UNITS_OF_TWO_LETTERS | {"an", "as", "at", "be", "by", "do", "go", "he", "if", "is", "it", "me", "my"}
+# Two letters that are a word: "2 or 10" would be "4 or 5".
+_NO_PRODUCTS = {"an", "as", "at", "be", "by", "do", "go", "he", "if", "is", "it", "me", "my"}
 _NO_PRODUCTS |= {"no", "of", "on", "or", "so", "to", "up", "we"}
 _NO_MORE_LETTERS = re.compile(r"\s*(?![\s\w])")
-_SIGN = re.compile(r"[0-9+=*/^<>]|\\(?:frac|sqrt|cdot|times|pi)")
+_SIGN = re.compile(r"[0-9+=*/^<>]|\\(?:frac|sqrt|cdot|times|pi|le|ge|ne|in)")
 _WORD = re.compile(r"[^\W\d_]{2,}")
-
-
-def in_latex(text: str) -> str:
-    """A text with the signs of mathematics that Unicode has in the words of LaTeX, which math-verify reads.
-
-    Thin spaces of LaTeX between thousands are left out, and so is what LaTeX has around mathematics. An x in front of a
-    power of ten and degrees in words are signs as well.
-
-    Example:
-        >>> [in_latex(text) for text in ("10³", "1½", "√2 x", "90°", "–3", "3 x 10^8", "25 degrees Celsius")]
-        ['10^{3}', '1 1/2', '\\\\sqrt{2} x', '90^{\\\\circ}', '-3', '3\\\\times 10^8', '25^{\\\\circ}C']
-    """
-    text = _THOUSANDS_OF_LATEX.sub("", _DELIMITER.sub(" ", text))
-    text = _TIMES_POWER.sub(r"\\times ", text)
-    text = _DEGREES.sub(lambda found: rf"^{{\circ}}{found[1] or found[2] or found[3] or ''}", text)
-    if text.isascii():
-        return text
-    text = _SUPERSCRIPTS.sub(_exponent, text)
-    text = text.replace("\u2212", "-")  # the minus sign, also that of a superscript
-    text = _FRACTION.sub(_fraction_in_digits, text).strip()
-    text = _ROOT.sub(r"\\sqrt{\1}", text)
-    return _DASH_AS_MINUS.sub("-", text).translate(_SYMBOLS)
-
-
-def _exponent(found: re.Match[str]) -> str:
-    digits = unicodedata.normalize("NFKC", found[0])
-    return f"^{{{digits}}}"
-
-
-def _fraction_in_digits(found: re.Match[str]) -> str:
-    # The space parts the whole of a mixed number from its fraction: 1½ is 1 1/2, and not 11/2.
-    return " " + unicodedata.normalize("NFKC", found[0])
 
 
 def plain(text: str) -> str:
@@ -214,6 +169,50 @@ def improper(text: str) -> str:
     return text
 
 
+def in_order(text: str, other: str) -> tuple[str, str]:
+    """Two expressions, both as tuples where one of them is one or assigns values, and the other lists them.
+
+    math-verify compares lists in any order.
+
+    Example:
+        >>> in_order("(2, -1)", "y = -1, x = 2"), in_order("x=2, y=-1", "2, -1"), in_order("2, 3", "3, 2")
+        (('(2, -1)', '(2,-1)'), ('(2,-1)', '(2, -1)'), ('2, 3', '3, 2'))
+    """
+    tuples = [_as_tuple(each) for each in (text, other)]
+    values = [_assigned(each) for each in (text, other)]
+    if all(values) or not (any(tuples) or any(values)):
+        return text, other
+    first, second = (
+        ordered or assigned or (f"({each})" if _is_list(each) else each)
+        for each, ordered, assigned in zip((text, other), tuples, values, strict=True)
+    )
+    return first, second
+
+
+def _as_tuple(text: str) -> str | None:
+    """The text of a tuple, ``(1, 2)``. None: it is none."""
+    shown = text.replace(r"\left", "").replace(r"\right", "").strip("$ ")
+    is_one = shown.startswith("(") and closing_brackets(shown).get(0) == len(shown) - 1 and "," in shown
+    return shown if is_one else None
+
+
+def _assigned(text: str) -> str | None:
+    """The values of ``y = 1, x = 2`` as a tuple, in the order of their names. None: it assigns no values."""
+    found = [_ASSIGNMENT.fullmatch(part) for part in text.replace("$", " ").split(",")]
+    values = {each[1]: each[2].strip() for each in found if each is not None}
+    if len(values) < max(2, len(found)):
+        return None
+    return f"({','.join(values[name] for name in sorted(values))})"
+
+
+def _is_list(text: str) -> bool:
+    """Whether a text has commas that stand in no brackets."""
+    parts = 1
+    while parts:
+        text, parts = _BRACKETS.subn("", text)
+    return "," in text
+
+
 def is_mathematical(text: str, other: str = "") -> bool:
     """Whether a text can be compared as mathematics: no words, no colon, and more than a single letter.
 
@@ -239,7 +238,8 @@ def _has_words(text: str, other: str = "") -> bool:
     may_have_products = not has_wrapped_words and _SIGN.search(f"{text} {other}") is not None
     for word in _WORD.finditer(bare):
         may_be_one = len(word[0]) == 2 and word[0].casefold() not in _NO_PRODUCTS
-        is_product = may_have_products and may_be_one and _NO_MORE_LETTERS.match(bare, word.end())
+        is_power = bare.startswith("^", word.end())  # at^2
+        is_product = may_have_products and (may_be_one or is_power) and _NO_MORE_LETTERS.match(bare, word.end())
         if not is_product:
             return True
     return False

@@ -13,20 +13,21 @@ from qwenvl.child import Child, ChildDied, ChildFailed, ChildTimeout
 from qwenvl.files import check_installed, require
 from qwenvl.rewards.function import Unfinished
 from qwenvl.rewards.functions.expressions import (
-    FUNCTION_NAMES,
     LONE_LETTER,
     PLAIN_NUMBER,
     expression_in,
     fraction_of,
     has_several_numbers,
     improper,
+    in_order,
     is_mathematical,
     plain,
     result_of,
     unwrapped,
 )
+from qwenvl.rewards.functions.notation import grouped
 from qwenvl.rewards.functions.text import answer_of, normalized, solution_of
-from qwenvl.rewards.functions.units import split_unit
+from qwenvl.rewards.functions.units import split_unit, split_units
 
 LONGEST = 500  # characters of an expression
 CPU_SECONDS = 2.0  # of computing that a pair may take, whatever else the machine does
@@ -36,11 +37,6 @@ ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}  # of a child
 
 _PRIMES = re.compile(r"(?<=\w)'+|\\prime\b")  # f'(x), 30'
 _BASE = re.compile(r"(?<=[0-9)])_\{?[0-9]")  # of the number 17_8
-# Names and powers as people write them without LaTeX: 2pi, ln(2), sqrt3, x**2, 10^-3.
-_BARE_NAME = re.compile(rf"(?<![\\A-Za-z])({FUNCTION_NAMES})(?![A-Za-z])")
-_BARE_ROOT = re.compile(r"(?<![\\A-Za-z])sqrt ?([0-9]{1,30})")
-_SIGNED_POWER = re.compile(r"\^(-[0-9]+)")
-_SCIENTIFIC = re.compile(r"(?<![\w.])([0-9]+(?:\.[0-9]+)?)[eE]\+?(-?[0-9]{1,2})(?![\w.])")  # 3e5, which is not 3 e 5
 
 
 class MathReward:
@@ -48,14 +44,18 @@ class MathReward:
 
     The answer block of the completion, the first behind its thinking, is compared with the answer block of the
     solution, or with all of it where it has no block: of a worked solution with its last box, or what is behind ####,
-    as in GSM8K. Texts that are equal once normalized are equal, but mathematics whose letters differ in case alone is
-    not. Other pairs are parsed as LaTeX, plain writing such as ``ln(2)``, ``x**2`` and ``3e5`` too, and verified by
-    math-verify, gold first: 1/2 is 0.5, and the square root of 8 is twice that of 2. Signs that Unicode has (x², ½, √2,
-    π, 90°) are read as their LaTeX. Markdown, a box, an equals sign in front and a dot at the end do not matter, and
-    "2 or 3" is "3, 2". Words, single letters, numbers with a base and what holds a colon ("A", "yes", "17_8", "12:30")
-    compare as text. A unit in words or text of LaTeX must be the same, and is not converted. An answer longer than 500
-    characters scores 0. A pair that takes more than 2 s of computing, or 3 GiB of memory, gets no value: it is named in
-    the log and counted as ``reward/math_accuracy/skipped``.
+    as in GSM8K. Markdown, a box, an equals sign in front and a dot at the end do not matter.
+
+    Texts that are equal once normalized are equal, but mathematics whose letters differ in case alone is not. Words,
+    single letters, numbers with a base and what holds a colon ("A", "yes", "17_8", "12:30") compare as text.
+
+    Other pairs are parsed as LaTeX and verified by math-verify, gold first: 1/2 is 0.5, and the square root of 8 is
+    twice that of 2. Plain writing such as ``ln(2)``, ``x**2``, ``1/2 x`` and ``3e5`` and signs that Unicode has (x², ½,
+    √2, π, ≤, 90°) are read as their LaTeX. "2 or 3" is "3, 2", and "x = 2, y = 3" is "(2, 3)" alone. A unit in
+    words or text of LaTeX must be the same, and is not converted.
+
+    An answer longer than 500 characters scores 0. A pair that takes more than 2 s of computing, or 3 GiB of memory,
+    gets no value: it is named in the log and counted as ``reward/math_accuracy/skipped``.
     """
 
     def __init__(self) -> None:
@@ -127,8 +127,7 @@ def compare_as_text(gold: str, answer: str | None) -> bool | tuple[str, str]:
     answer = expression_in(answer)
     gold_text = plain(unwrapped(gold))
     answer_text = plain(unwrapped(answer))
-    gold_part, gold_unit = split_unit(gold)
-    answer_part, answer_unit = split_unit(answer)
+    (gold_part, gold_unit), (answer_part, answer_unit) = split_units(gold, answer)
     are_mathematical = is_mathematical(gold_part, answer_part) and is_mathematical(answer_part, gold_part)
     are_letters = bool(LONE_LETTER.fullmatch(gold_text) and LONE_LETTER.fullmatch(answer_text))
     if (are_mathematical or are_letters) and _number_of_primes(gold) != _number_of_primes(answer):
@@ -154,7 +153,7 @@ def compare_as_text(gold: str, answer: str | None) -> bool | tuple[str, str]:
         return False  # math-verify does not tell N_2 from n_2
     if has_several_numbers(gold_plain) or has_several_numbers(answer_plain):
         return False  # several numbers: math-verify would read 1 2 as 12
-    return gold_part, answer_part
+    return in_order(gold_part, answer_part)
 
 
 def _number_of_primes(text: str) -> int:
@@ -197,17 +196,12 @@ def serve() -> Callable[[tuple[str, str]], bool]:
 def _parsed(expression: str) -> Any:
     """An expression of SymPy. None: it cannot be parsed."""
     parser = require("latex2sympy2_extended.latex2sympy2", "rewards")
-    # As LaTeX these would be products of letters, or powers of a sign.
-    expression = _SCIENTIFIC.sub(r"\1 \\times 10^{\2}", expression)
-    expression = _SIGNED_POWER.sub(r"^{\1}", expression.replace("**", "^"))
-    expression = _BARE_NAME.sub(r"\\\1 ", expression)
-    expression = _BARE_ROOT.sub(r"\\sqrt{\1}", expression)
     # math-verify's own parse would leave out what it takes for a unit, so that x + 2h would be x + 2, and it would make
     # all letters small, so that R^2 - r^2 would be 0. The rest is as it does it.
     normalization = parser.NormalizationConfig(
         basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="all", equations=False
     )
-    text = parser.normalize_latex(expression.replace("$", " ").strip(), normalization)
+    text = parser.normalize_latex(grouped(expression.replace("$", " ")).strip(), normalization)
     library = require("math_verify.parser", "rewards")
     for each in dict.fromkeys((text, library.get_last_eq(text))):  # a = b = c, which is no equation, is c
         try:

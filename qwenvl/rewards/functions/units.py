@@ -12,15 +12,22 @@ from typing import Any
 from qwenvl.rewards.functions.expressions import (
     FUNCTION,
     PLAIN_NUMBER,
-    UNITS_OF_TWO_LETTERS,
     WRAPPED_TEXT,
     plain,
     unwrapped,
 )
 from qwenvl.rewards.functions.text import normalized
 
+_UNITS_OF_TWO_LETTERS = {"mm", "cm", "dm", "km", "nm", "um", "ft", "in", "yd", "mi", "ha", "ml", "cl", "dl", "mg", "kg"}
+_UNITS_OF_TWO_LETTERS |= {"lb", "oz", "ms", "ns", "us", "hr", "am", "pm", "hz", "pa", "ma", "mv", "kv", "mw", "kw"}
+_UNITS_OF_TWO_LETTERS |= {"gw", "mj", "kj", "kn", "ev", "db", "kb", "mb", "gb", "tb", "px"}
 _SHORT_UNIT = re.compile("[msghdctVAKNJWLl]|min")  # min is also a function
+# A number that a unit may follow: 5, 3e8, 3 \times 10^8.
+_NUMBER = re.compile(
+    rf"{PLAIN_NUMBER.pattern}(?:(?:\\times|\\cdot|[*\u00d7\u22c5])10(?:\^|\*\*)(?:-?[0-9]{{1,3}}|\{{-?[0-9]{{1,3}}\}}))?"
+)
 _UNIT_IN_WORDS = re.compile(r"[^\W\d_]{2,}(?: [^\W\d_]{2,}|/[^\W\d_]+)*")  # cm, square metres, km/h
+_LENGTHS = {"mm", "cm", "dm", "km", "nm", "um", "ft", "in", "yd", "mi", "px"}
 _AFTER_NUMBER = re.compile(r"[^0-9}\])°%]*$")
 _MEGA = re.compile(r"M(?:Wh?|A|V|J|N|Hz|Pa|eV|B|bit)(?![^\W\d_])")  # MW, which is not mW
 
@@ -28,7 +35,7 @@ _MEGA = re.compile(r"M(?:Wh?|A|V|J|N|Hz|Pa|eV|B|bit)(?![^\W\d_])")  # MW, which 
 _SIMPLE_UNIT = rf"(?:[^\W\d_]{{2,}}|{_SHORT_UNIT.pattern})(?:\^\{{?-?[0-9]\}}?)?"
 _TIMES = r"\s*(?:\*|·|\\cdot)\s*"
 _COMPOUND_UNIT = re.compile(rf"{_SIMPLE_UNIT}(?:(?:\s*/\s*|{_TIMES}|\s+){_SIMPLE_UNIT})*")
-_NUMBER_AND_UNIT = re.compile(rf"(.*?[0-9])\s*({_COMPOUND_UNIT.pattern})\s*")
+_NUMBER_AND_UNIT = re.compile(rf"(.*?[0-9]\}}?)\s*({_COMPOUND_UNIT.pattern})\s*")
 
 # The unit of 24 cm^2, which would be words beside mathematics. A lone letter, 24 x^2, may be a variable.
 _UNIT_WITH_POWER = re.compile(r"(?<=[0-9}]) ?([^\W\d_]{2,}) ?\^ ?\{?([0-9])\}?$")
@@ -57,6 +64,33 @@ def split_unit(text: str) -> tuple[str, str]:
     return text, ""
 
 
+def split_units(text: str, other: str) -> tuple[tuple[str, str], tuple[str, str]]:
+    r"""``split_unit`` of two expressions that are compared.
+
+    A letter behind more than a plain number may be a variable. It is a unit where the other expression has that unit.
+
+    Example:
+        >>> split_units(r"\frac{3}{2} m", "1.5 m"), split_units(r"\frac{3}{2} m", r"\frac{m}{2}")
+        ((('\\frac{3}{2}', 'm'), ('1.5', 'm')), (('\\frac{3}{2} m', ''), ('\\frac{m}{2}', '')))
+    """
+    found = split_unit(text)
+    other_found = split_unit(other)
+    if not found[1]:
+        found = _known_unit(text, other_found[1]) or found
+    elif not other_found[1]:
+        other_found = _known_unit(other, found[1]) or other_found
+    return found, other_found
+
+
+def _known_unit(text: str, unit: str) -> tuple[str, str] | None:
+    """An expression and the letter behind it that is known to be a unit."""
+    shown = unwrapped(text)
+    if not (_SHORT_UNIT.fullmatch(unit) and shown.endswith(unit)):
+        return None
+    number = shown.removesuffix(unit).rstrip()
+    return (number, unit) if _ENDS_AS_A_NUMBER.search(number) else None
+
+
 def _unit_in_latex(text: str) -> tuple[str, str] | None:
     r"""That of ``5\,\text{m}^2``."""
     shown = text.replace("$", " ").replace("~", " ")
@@ -74,15 +108,17 @@ def _unit_in_latex(text: str) -> tuple[str, str] | None:
 def _rate(text: str) -> tuple[str, str] | None:
     """That of ``5 m/s``, behind a plain number alone: elsewhere letters on both sides of a slash may be variables."""
     found = _NUMBER_AND_UNIT.fullmatch(text)
-    if found is None or "/" not in found[2] or not PLAIN_NUMBER.fullmatch(plain(found[1])):
+    if found is None or "/" not in found[2] or not _NUMBER.fullmatch(plain(found[1])):
         return None
     return found[1], _name_of_unit(found[2])
 
 
 def _unit_with_power(text: str) -> tuple[str, str] | None:
-    """That of ``24 cm^2``."""
+    """That of ``24 cm^2``. ``2mv^2`` is a product."""
     found = _UNIT_WITH_POWER.search(text)
-    if found is None or FUNCTION.fullmatch(found[1]) or _may_be_a_product(found[1]):
+    if found is None or FUNCTION.fullmatch(found[1]):
+        return None
+    if len(found[1]) == 2 and found[1].lower() not in _LENGTHS:
         return None
     return text[: found.start()], f"{normalized(found[1])}^{found[2]}"
 
@@ -91,7 +127,7 @@ def _short_unit(text: str) -> tuple[str, str] | None:
     """That of ``5 m``, behind a plain number alone: in ``2 x m`` the letter may be a variable."""
     number, tail = _split_tail(text)
     unit = tail.strip()
-    if not (_SHORT_UNIT.fullmatch(unit) and PLAIN_NUMBER.fullmatch(plain(number))):
+    if not (_SHORT_UNIT.fullmatch(unit) and _NUMBER.fullmatch(plain(number))):
         return None
     return number, unit
 
@@ -109,7 +145,7 @@ def _unit_in_words(text: str) -> tuple[str, str] | None:
 
 def _may_be_a_product(letters: str) -> bool:
     """Whether letters behind a number are no known unit, as in ``2ab``."""
-    return len(letters) == 2 and letters.lower() not in UNITS_OF_TWO_LETTERS
+    return len(letters) == 2 and letters.lower() not in _UNITS_OF_TWO_LETTERS
 
 
 def _split_tail(text: str) -> tuple[str, str]:

@@ -1,0 +1,148 @@
+r"""Mathematics as people type it, in LaTeX, which math-verify reads.
+
+The signs that Unicode has (x², ½, √2, θ, ≤), plain writing (``sqrt(2)``, ``3 x 10^8``, ``25 degrees``), and spellings
+that LaTeX has several of. ``grouped`` says besides what belongs together in plain writing, and differs in LaTeX.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+FUNCTION_NAMES = "(?:arc)?(?:sin|cos|tan|cot|sec|csc)|(?:sin|cos|tan)h|log|ln|exp|pi"
+
+# ---- signs
+
+_DELIMITER = re.compile(r"(?<!\\)\\[\[\]()]")  # \[5\] and \(5\)
+_THOUSANDS_OF_LATEX = re.compile(r"(?<=[0-9])(?:\\[,;:!]|\{,\})(?=[0-9]{3}(?![0-9]))")  # 10\,000 and 10{,}000
+_SUPERSCRIPTS = re.compile("[⁺⁻]?[⁰¹²³⁴⁵⁶⁷⁸⁹]+")
+_SUBSCRIPTS = re.compile("[₀-₉]+")
+_FRACTION = re.compile(
+    r"(?P<sign>[\^√])?(?P<whole>(?<![0-9.])[0-9]{1,9})?\s?"
+    r"(?P<fraction>[¼½¾⅐-⅞]|[⁰¹²³⁴-⁹]{1,9}\u2044[₀-₉]{1,9})(?=(?P<factor>\s?[^\W0-9]|\s?[(√])?)"
+)
+_NAME_OF_ROOT = r"(?P<root>(?<![\\A-Za-z])(?:sqrt|cbrt)|[√∛])"
+_ROOT = re.compile(rf"{_NAME_OF_ROOT} ?(?P<radicand>[0-9]{{1,30}}(?:\.[0-9]{{1,30}})?|[^\W\d_](?![^\W\d_]))")
+_ROOT_OF_BRACKETS = re.compile(rf"{_NAME_OF_ROOT} ?\(")
+_GREEK_LETTERS = "αβγδεζηθικλμµνξπρστυφχψωΓΔΘΛΞΠΣΥΦΨΩ"  # those that have a command of LaTeX; one is the sign of micro
+_GREEK = re.compile(rf"(?<![\u0370-\u03ff])[{_GREEK_LETTERS}]{{1,2}}(?![\u0370-\u03ff])")  # more of them are a word
+_DASH_AS_MINUS = re.compile(r"(?<![\w)}\]])[\u2012-\u2014](?=[0-9.])")  # – and — stand between numbers in a range
+_TIMES_POWER = re.compile(r"(?<=[0-9])\s{0,4}[xX]\s{0,4}(?=10\s{0,4}(?:\^|\*\*))")  # 3 x 10^8
+_DEGREES = re.compile(r"(?<=[0-9])\s{0,4}deg(?:rees?)?(?![a-z])(?:\s{1,4}(?:([CF])(?![a-z])|(C)elsius|(F)ahrenheit))?")
+_PERCENT = re.compile(r"(?<=[0-9])\s{0,4}percent(?![a-z])")
+_LE = re.compile(r"\\leq(?:slant)?(?![a-zA-Z])|<=")
+_GE = re.compile(r"\\geq(?:slant)?(?![a-zA-Z])|>=")
+_NE = re.compile(r"\\neq(?![a-zA-Z])|!=")
+_COMMANDS = {
+    **{"·": "cdot", "⋅": "cdot", "×": "times", "÷": "div", "±": "pm", "∞": "infty", "≤": "le", "≥": "ge", "≠": "ne"},
+    **{"∈": "in", "∪": "cup", "∩": "cap", "∅": "emptyset", "∠": "angle", "△": "triangle"},
+    **{"⌊": "lfloor", "⌋": "rfloor", "⌈": "lceil", "⌉": "rceil"},
+}
+_SYMBOLS = str.maketrans({sign: f"\\{command} " for sign, command in _COMMANDS.items()})
+_SYMBOLS |= str.maketrans({"°": r"^{\circ}", "\u2044": "/", "\u2032": "'", "\u2033": '"'})  # a slash and primes
+
+
+def in_latex(text: str) -> str:
+    """A text with the signs of mathematics and the words of plain writing in LaTeX.
+
+    Thin spaces of LaTeX between thousands are left out, and so is what LaTeX has around mathematics.
+
+    Example:
+        >>> [in_latex(text) for text in ("10³", "1½", "90°", "–3", "3 x 10^8", "25 degrees Celsius")]
+        ['10^{3}', '3/2', '90^{\\\\circ}', '-3', '3\\\\times 10^8', '25^{\\\\circ}C']
+        >>> [in_latex(text) for text in ("√2 x", "sqrt((x+1)^2)")]
+        ['\\\\sqrt{2} x', '\\\\sqrt{(x+1)^2}']
+    """
+    text = _THOUSANDS_OF_LATEX.sub("", _DELIMITER.sub(" ", text))
+    text = _TIMES_POWER.sub(r"\\times ", text)
+    text = _DEGREES.sub(lambda found: rf"^{{\circ}}{found[1] or found[2] or found[3] or ''}", text)
+    text = _PERCENT.sub(r"\\%", text)
+    text = _NE.sub(r"\\ne ", _GE.sub(r"\\ge ", _LE.sub(r"\\le ", text)))
+    if not text.isascii():
+        text = _signs_in_latex(text)
+    return _roots_in_latex(text)
+
+
+def _signs_in_latex(text: str) -> str:
+    text = _FRACTION.sub(_fraction_in_digits, text).strip()
+    text = _SUPERSCRIPTS.sub(lambda found: f"^{{{_compatible(found[0])}}}", text)
+    text = _SUBSCRIPTS.sub(lambda found: f"_{{{_compatible(found[0])}}}", text)
+    text = text.replace("\u2212", "-")  # the minus sign, also that of a superscript
+    text = _GREEK.sub(_greek_in_latex, text)
+    return _DASH_AS_MINUS.sub("-", text).translate(_SYMBOLS)
+
+
+def _compatible(text: str) -> str:
+    """A text in the usual characters: ² is 2."""
+    return unicodedata.normalize("NFKC", text)
+
+
+def _fraction_in_digits(found: re.Match[str]) -> str:
+    """½ as 1/2, and with a whole number in front as an improper one: 1½ is 3/2."""
+    numerator, denominator = map(int, _compatible(found["fraction"]).split("\u2044"))
+    shown = f"{int(found['whole'] or 0) * denominator + numerator}/{denominator}"
+    if found["sign"]:
+        return f"{found['sign']}({shown})"
+    # The space parts it from a factor, as in 1/2 x: 1/2x is 1/(2x).
+    return f" {shown} " if found["factor"] else f" {shown}"
+
+
+def _greek_in_latex(found: re.Match[str]) -> str:
+    commands = []
+    for letter in _compatible(found[0]):
+        name = unicodedata.name(letter).split()[-1].replace("LAMDA", "LAMBDA")
+        commands.append(f"\\{name.capitalize() if letter.isupper() else name.lower()} ")
+    return "".join(commands)
+
+
+def _roots_in_latex(text: str) -> str:
+    """A text with ``sqrt(x + 1)``, ``sqrt2`` and the signs of roots as LaTeX has them."""
+    closing = closing_brackets(text)
+    characters = list(text)
+    for found in _ROOT_OF_BRACKETS.finditer(text):
+        bracket = found.end() - 1
+        if bracket in closing:
+            characters[found.start() : found.end()] = [_root(found), *[""] * (len(found[0]) - 1)]
+            characters[closing[bracket]] = "}"
+    return _ROOT.sub(lambda found: f"{_root(found)}{found['radicand']}}}", "".join(characters))
+
+
+def _root(found: re.Match[str]) -> str:
+    return r"\sqrt[3]{" if found["root"] in ("cbrt", "∛") else r"\sqrt{"
+
+
+def closing_brackets(text: str) -> dict[int, int]:
+    """The place of the bracket that closes the one at another place."""
+    closing = {}
+    opened = []
+    for place, character in enumerate(text):
+        if character == "(":
+            opened.append(place)
+        elif character == ")" and opened:
+            closing[opened.pop()] = place
+    return closing
+
+
+# ---- grouping
+
+_SCIENTIFIC = re.compile(r"(?<![\w.])([0-9]+(?:\.[0-9]+)?)[eE]\+?(-?[0-9]{1,2})(?![\w.])")
+_FRACTION_AND_FACTOR = re.compile(r"(?<![\w.)}/^])([0-9]{1,30})/([0-9]{1,30})\s+(?=[A-Za-z(\\])")
+_POWER_IN_BRACKETS = re.compile(r"\^\(([^()]*)\)")
+_SIGNED_POWER = re.compile(r"\^(-(?:[0-9]+|[A-Za-z]))")
+_BARE_NAME = re.compile(rf"(?<![\\A-Za-z])({FUNCTION_NAMES})(?![A-Za-z])")
+_FUNCTION_OVER = re.compile(rf"\\({FUNCTION_NAMES})\s{{1,4}}([0-9]{{1,9}}|[0-9]{{0,9}}[A-Za-z])\s{{1,4}}/")
+
+
+def grouped(text: str) -> str:
+    r"""An expression with that in groups which LaTeX would part or join.
+
+    Example:
+        >>> [grouped(text) for text in ("3e5", "1/2 x", "10^-3", "2pi", "x**(n+1)", "ln 2 / 3")]
+        ['3 \\times 10^{5}', '\\frac{1}{2} x', '10^{-3}', '2\\pi ', 'x^{n+1}', '\\ln (2) / 3']
+    """
+    text = _SCIENTIFIC.sub(r"\1 \\times 10^{\2}", text)  # no product with e
+    text = _FRACTION_AND_FACTOR.sub(r"\\frac{\1}{\2} ", text)  # not 1/(2x)
+    text = _POWER_IN_BRACKETS.sub(r"^{\1}", text.replace("**", "^"))
+    text = _SIGNED_POWER.sub(r"^{\1}", text)
+    text = _BARE_NAME.sub(r"\\\1 ", text)  # no product of letters
+    return _FUNCTION_OVER.sub(r"\\\1 (\2) /", text)  # not ln(2/3)

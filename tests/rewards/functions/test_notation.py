@@ -1,0 +1,87 @@
+"""Mathematics as people type it scores as its LaTeX does, and what looks alike does not."""
+
+import pytest
+
+from qwenvl.rewards.functions.maths import MathReward
+from qwenvl.rewards.functions.notation import grouped, in_latex
+
+
+@pytest.fixture(scope="module")
+def reward():
+    """The reward for mathematics with its own process."""
+    made = MathReward()
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize(
+    ("solution", "right", "wrong"),
+    [
+        # fractions in front of a factor
+        (r"\frac{1}{2}x", ["½x", "½ x", "1/2 x", "(1/2)x", "x/2", "½·x"], ["1/(2x)", r"\frac{1}{2x}", "2x"]),
+        (r"\frac{1}{2x}", ["1/(2x)"], ["½x", "1/2 x"]),
+        (r"\frac{4}{3}\pi r^3", ["4/3 πr³", "⁴⁄₃πr³", "4πr³/3", "4/3 π r^3"], ["4/(3πr³)"]),
+        (r"\frac{2}{3}x - 4", ["2/3 x - 4", "⅔x − 4"], ["2/(3x) - 4"]),
+        (r"\frac{5x}{2}", ["2½x", "5/2 x"], ["5/(2x)", "2x/2"]),
+        (r"\frac{n(n+1)}{2}", ["½n(n+1)", "1/2 n(n+1)", "(n²+n)/2"], ["n(n-1)/2"]),
+        (r"\frac{1}{2}mv^2", ["½mv²", "1/2 mv^2", "mv²/2", "½ m v²"], ["mv²"]),
+        (r"\frac{1}{2}at^2", ["½at²", "at²/2"], ["at²"]),
+        (r"\frac{\sqrt{2}}{2}", ["√2/2", "½√2", "√½", "1/√2"], ["√2"]),
+        # powers
+        (r"2^{n+1}", ["2^(n+1)", "2·2^n"], ["2^n+1"]),
+        (r"e^{-x}", ["e^-x", "e^(-x)", "1/e^x"], ["e^x"]),
+        (r"x^{-1}", ["x⁻¹", "1/x", "x^-1"], ["x"]),
+        (r"\sqrt{x}", ["√x", "x^(1/2)", "x^½", "sqrt(x)"], ["x/2"]),
+        (r"x^{2/3}", ["x^(2/3)"], ["x^2/3"]),
+        (r"6.02 \times 10^{23}", ["6.02×10²³", "6.02e23", "6.02 x 10^23", "6.02·10^23"], ["6.02×10²²"]),
+        # roots
+        (r"\sqrt{x+1}", ["√(x+1)", "sqrt(x + 1)", "(x+1)^(1/2)"], ["√x+1"]),
+        (r"1+\sqrt{5}", ["1 + sqrt(5)", "√5 + 1", "1 + sqrt5"], ["√6"]),
+        (r"\sqrt{(x-1)^2+4}", ["sqrt((x-1)^2 + 4)", "√((x−1)²+4)"], ["sqrt(x-1)"]),
+        (r"\sqrt[3]{x}", ["∛x", "cbrt(x)", "x^(1/3)"], ["√x"]),
+        # functions
+        (r"\frac{\sin x}{2}", ["sin x / 2", "½ sin x", "sin(x)/2"], ["sin(x/2)"]),
+        (r"\frac{\ln 2}{3}", ["ln 2 / 3", "(ln 2)/3"], ["ln(2/3)"]),
+        (r"\log_2 8", ["3", "log_2 8", "log₂8", "log₂(8)"], ["8"]),
+        (r"\arcsin x", ["arcsin x", "arcsin(x)"], ["1/sin(x)"]),
+        # letters and signs
+        (r"\theta", ["θ"], ["α"]),
+        (r"\rho g h", ["ρgh", "ρ g h"], ["ρg"]),
+        (r"x_1 + x_2", ["x₁ + x₂", "x_2+x_1"], ["x₁ + x₃"]),
+        (r"x \geq 3", ["x ≥ 3", "x>=3", r"x \geqslant 3"], ["x > 3", "x ≤ 3"]),
+        (r"x \le -1 \text{ or } x \ge 3", ["x ≤ -1 or x ≥ 3"], ["x ≤ -1 or x ≥ 4"]),
+        (r"x \in (2,5)", ["x ∈ (2,5)", "(2,5)"], ["x ∈ [2,5]"]),
+        (r"(-\infty, 2] \cup [3, \infty)", ["(−∞, 2] ∪ [3, ∞)"], ["(-∞, 2) ∪ [3, ∞)"]),
+        (r"2 \pm \sqrt{3}", ["2 ± √3"], ["2 + √3"]),
+        (r"\lfloor x \rfloor", ["⌊x⌋"], ["⌈x⌉"]),
+        (r"\approx 3.14", ["≈ 3.14", "3.14"], ["3.15"]),
+        (r"10\%", ["10%", "0.1", "10 percent"], ["1%"]),
+        (r"45^\circ", ["45°", "45 degrees", "45 deg"], ["54°"]),
+        ("1{,}234{,}567", ["1,234,567", "1 234 567"], ["1234"]),
+        # units
+        (r"3 \times 10^{8} \text{ m/s}", ["3×10⁸ m/s", "3e8 m/s", "3.0×10^8 m/s"], ["3×10^8 m", "3×10^7 m/s"]),
+        (r"2.0 \times 10^5 \text{ N}", ["2.0×10^5 N", "200000 N"], ["2.0×10^5 J"]),
+        (r"1.5 \text{ m}", [r"\frac{3}{2} m", "3/2 m", "1½ m"], ["1.5 s", "1.5", r"\frac{3}{2} s"]),
+        (r"\frac{3}{4}\text{ cup}", ["¾ cup", "0.75 cup"], ["¾ cups of"]),
+        (r"5\ \mu m", ["5 μm", "5 µm"], ["5 mm"]),
+        # pairs, which have an order, and lists
+        ("x=2, y=-1", ["(2, −1)", "y=-1, x=2", "2, -1", "x=2 and y=-1"], ["(−1, 2)", "-1, 2", "x=-1, y=2"]),
+        ("(2,-1)", ["x=2, y=-1", "2, -1", r"\left(2, -1\right)"], ["(-1,2)", "-1, 2", "x=-1, y=2"]),
+        ("2, 3", ["3, 2", "2 or 3", "x=3 or x=2"], ["2", "(3, 2)"]),
+    ],
+)
+def test_typed_mathematics_scores_as_its_latex_does(reward, solution, right, wrong):
+    assert reward.check(solution, {}) is None
+    texts = right + wrong
+    answers = [f"<answer>{text}</answer>" for text in texts]
+    scores = reward(answers, solution=[solution] * len(texts))
+    assert dict(zip(texts, scores, strict=True)) == {text: float(text in right) for text in texts}
+
+
+def test_words_in_greek_stay_words():
+    assert [in_latex(text) for text in ("ναι", "θ")] == ["ναι", r"\theta "]
+
+
+def test_brackets_without_an_end_stay_as_they_are():
+    assert in_latex("sqrt((x") == "sqrt((x"
+    assert grouped("2^(n+1") == "2^(n+1"
