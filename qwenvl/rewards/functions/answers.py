@@ -58,7 +58,19 @@ _OR_ANOTHER = re.compile(r"(?<!\w)[A-Z][)\]]?,? or [(\[]?[A-Z](?!\w)")
 _BOXED = re.compile(r"\\(?:boxed|fbox|text|textbf|mathrm|mathbf|mbox)\s{0,4}\{([^{}]*)\}")
 _MOST_BOXES = 3
 _MARKUP = str.maketrans("", "", "*`$")  # of Markdown and LaTeX: **B**, $B$
-_AROUND_CHOICE = "()[].:\u3002\u3001"
+_AROUND_CHOICE = "()[]{}.:\u3002\u3001"
+_QUOTED_LETTER = re.compile(r"(['\"])([A-Z])\1")
+# A letter and what is said of it: "B - left", "B (left)", "B because it moves", "B is correct", "I choose B".
+_CHOICE = r"[(\[]?([A-H])[)\]]?"
+_BEFORE_ITS_TEXT = rf"{_CHOICE}\s{{1,4}}[-\u2010-\u2015\u2192]\s{{1,4}}\w{{2,}}"
+_SAID_ALONE = (
+    re.compile(rf"{_BEFORE_ITS_TEXT}(?!(?s:.){{0,2000}}[\s,;]{_BEFORE_ITS_TEXT})"),
+    re.compile(r"([A-H])\s{1,4}\([^()]{2,}\)\Z"),
+    re.compile(rf"{_CHOICE},?\s{{1,4}}(?:because|since|as)\b"),
+    re.compile(rf"{_CHOICE} (?:is|would be) (?:the )?(?:correct|right|best)(?: answer| option| choice| one)?[.!]?\Z"),
+    re.compile(rf"(?i:(?:I|we)(?:'d| would| will)? (?:choose|pick|select|say|go with)) {_CHOICE}[.!]?\Z"),
+    re.compile(rf"(?i:it(?: is|'s|\u2019s)) {_CHOICE}[.!]?\Z"),
+)
 _YES_NO = re.compile(r"\b(?:yes|no)\b")
 _NEITHER = re.compile(r"^(?:yes|no)\s?(?:/|\bor\b)\s?(?:yes|no)\b|\bnot (?:yes|no)\b")
 _BOTH = re.compile(r"(?:yes|no)\W{0,4}(?:(?:or|and|but)\b\W{0,4}(?:also\s)?)?(?:yes|no)\W*")  # and nothing else
@@ -81,8 +93,8 @@ def multiple_choice(completions: list[str], solution: list[str], **columns: Any)
     r"""1 if the answer chooses the same letters as the solution, else 0.
 
     Several letters compare as sets. Read as letters: "B", "b", "(B)", "B. some text", "b) some text", "A, C", "A and
-    C", "AC" (A to H, rising), "the answer is B", and each of these in quotes, in Markdown, "**B**", or in a LaTeX box,
-    "\boxed{B}".
+    C", "AC" (A to H, rising), "the answer is B", "I choose B", "B because it moves", and each
+    of these in quotes, in Markdown, "**B**", or in a LaTeX box, "\boxed{B}".
     """
     return _alike(letters, completions, solution)
 
@@ -144,6 +156,10 @@ def letters(text: str) -> set[str]:
     for _ in range(_MOST_BOXES):
         text = _BOXED.sub(r"\1", text)
     text = text.translate(_MARKUP).strip().strip("\"'\u201c\u201d\u300c\u300d")
+    text = _QUOTED_LETTER.sub(r"\2", text).replace(")(", ") (")
+    said_alone = [found[1] for found in (pattern.match(text) for pattern in _SAID_ALONE) if found]
+    if said_alone:
+        return set(said_alone)
     parts = [part for part in _SPLIT.split(text) if part]
     words = [part.strip(_AROUND_CHOICE) for part in parts if part not in ("and", "or")]
     are_marked = {part[-1] in ").:]" for part in parts}
@@ -255,13 +271,13 @@ def _words(text: str) -> list[str]:
 Tolerance = Annotated[float, Argument("Error that is accepted, times the solution where that is above 1.", least=0)]
 
 # A number with a superscript or a fraction behind it, 2² or 3½, is another one than its digits, and is not read.
-# Nor is 2.5k, 2.5 k, 1.5 million, or 2 dozen.
+# Nor is 2.5k, 2.5 k, 1.5 million, 2 dozen, or 2π.
 # Thousands may be set apart by commas, and 0,125 has none.
 # Lengths are bounded so that a number is always one that can be computed with.
 _NUMBER = re.compile(
     r"(?<![0-9.])[-+]?(?:[1-9][0-9]{0,2}(?:,[0-9]{3}){1,6}(?![0-9])|[0-9]{1,30})(?:\.[0-9]{1,30})?"
     r"(?:[eE][-+]?[0-9]{1,2})?(?!\.?[0-9]|[\u00b2\u00b3\u00b9\u00bc-\u00be\u2070-\u2079\u2150-\u215e])"
-    r"(?!B\b|\s?(?:[kKM]|(?i:hundred|thousand|million|billion|trillion|dozen|lakh|crore|bn|mn|mio|mrd)s?)\b|\s?[\u4e07\u5343\u4ebf])"
+    r"(?!B\b|\s?(?:\u03c0|\\?pi\b)|\s?(?:[kKM]|(?i:hundred|thousand|million|billion|trillion|dozen|lakh|crore|bn|mn|mio|mrd)s?)\b|\s?[\u4e07\u5343\u4ebf])"
 )
 
 # ".5" is written "0.5": a dot alone in front of digits is what takes them for no number.
@@ -273,6 +289,7 @@ _MINUS_IN_WORDS = re.compile(r"\b(?:minus|negative)\s(?=[0-9])", re.IGNORECASE)
 _HYPHEN = re.compile(r"(?<=[^\W\d_])(?<![0-9][eE])-(?=[0-9])")  # of "step-3", and not of 2e-3
 # One apart from its number may be a minus sign, begin an item of a list, or stand between a word and the number.
 _UNCLEAR_MINUS = re.compile(rf"(?<![0-9)])(?<![0-9)]\s){_DASH}\s{{1,20}}(?=[0-9])")
+_FUNCTION_OF = re.compile(r"(?:\u221a|\bsqrt|\\(?:sqrt|log|ln|exp|sin|cos|tan))\s?[({\[]?\s?[-+]?(?=[0-9])")
 _NO_NUMBER = "."  # in front of digits, which then are none
 
 _CHARACTERS = frozenset("0123456789+-*/()= \t\n.")
@@ -290,13 +307,14 @@ _OPERATIONS = {
 def numbers_in(text: str) -> list[Decimal]:
     """The numbers of a text: ``-3``, with a dash as minus sign too, ``0.5``, ``.5``, ``1,000``, ``2e-3``.
 
-    Not that of ``- 3``, and two of ``0,125``.
+    Not those of ``- 3`` and ``sqrt(3)``, and two of ``0,125``.
 
     Example:
         >>> numbers_in("1,250 of 3.0 or -2")
         [Decimal('1250'), Decimal('3.0'), Decimal('-2')]
     """
     text = _MINUS_IN_WORDS.sub("-", _WITHOUT_A_ZERO.sub("0.", text))
+    text = _FUNCTION_OF.sub(_NO_NUMBER, text)
     text = _UNCLEAR_MINUS.sub(_NO_NUMBER, _MINUS.sub("-", _HYPHEN.sub(" ", text)))
     return [Decimal(number.replace(",", "")) for number in _NUMBER.findall(text)]
 
