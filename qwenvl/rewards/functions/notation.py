@@ -18,10 +18,11 @@ _THOUSANDS_OF_LATEX = re.compile(r"(?<=[0-9])(?:\\[,;:!]|\{,\})(?=[0-9]{3}(?![0-
 _SUPERSCRIPTS = re.compile("[⁺⁻]?[⁰¹²³⁴⁵⁶⁷⁸⁹]+")
 _SUBSCRIPTS = re.compile("[₀-₉]+")
 _FRACTION = re.compile(
-    r"(?P<sign>[\^√])?(?P<whole>(?<![0-9.])[0-9]{1,9})?\s?"
-    r"(?P<fraction>[¼½¾⅐-⅞]|[⁰¹²³⁴-⁹]{1,9}\u2044[₀-₉]{1,9})(?=(?P<factor>\s?[^\W0-9]|\s?[(√])?)"
+    r"(?P<sign>[\^√/])?(?P<whole>(?<![0-9.])[0-9]{1,9})?\s?"
+    r"(?P<fraction>[¼½¾⅐-⅞]|[⁰¹²³⁴-⁹]{1,9}\u2044[₀-₉]{1,9})"
+    r"(?=(?P<power>\s?[\^⁻⁰¹²³⁴-⁹])|(?P<factor>\s?[(√]|\s?[^\W0-9])|)"
 )
-_NAME_OF_ROOT = r"(?P<root>(?<![\\A-Za-z])(?:sqrt|cbrt)|[√∛])"
+_NAME_OF_ROOT = r"(?P<root>(?<![\\A-Za-z])(?:sqrt|cbrt)|\^\{3\}√|[√∛])"
 _ROOT = re.compile(rf"{_NAME_OF_ROOT} ?(?P<radicand>[0-9]{{1,30}}(?:\.[0-9]{{1,30}})?|[^\W\d_](?![^\W\d_]))")
 _ROOT_OF_BRACKETS = re.compile(rf"{_NAME_OF_ROOT} ?\(")
 _GREEK_LETTERS = "αβγδεζηθικλμµνξπρστυφχψωΓΔΘΛΞΠΣΥΦΨΩ"  # those that have a command of LaTeX; one is the sign of micro
@@ -81,8 +82,8 @@ def _fraction_in_digits(found: re.Match[str]) -> str:
     """½ as 1/2, and with a whole number in front as an improper one: 1½ is 3/2."""
     numerator, denominator = map(int, _compatible(found["fraction"]).split("\u2044"))
     shown = f"{int(found['whole'] or 0) * denominator + numerator}/{denominator}"
-    if found["sign"]:
-        return f"{found['sign']}({shown})"
+    if found["sign"] or found["power"]:
+        return f"{found['sign'] or ''}({shown})"
     # The space parts it from a factor, as in 1/2 x: 1/2x is 1/(2x).
     return f" {shown} " if found["factor"] else f" {shown}"
 
@@ -108,7 +109,8 @@ def _roots_in_latex(text: str) -> str:
 
 
 def _root(found: re.Match[str]) -> str:
-    return r"\sqrt[3]{" if found["root"] in ("cbrt", "∛") else r"\sqrt{"
+    is_cubic = found["root"] in ("cbrt", "∛", "^{3}√")
+    return r"\sqrt[3]{" if is_cubic else r"\sqrt{"
 
 
 def closing_brackets(text: str) -> dict[int, int]:
