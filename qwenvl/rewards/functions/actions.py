@@ -12,6 +12,8 @@ from qwenvl.rewards.functions.text import normalized, pairs, solution_of, unifie
 
 _NUMBER = re.compile(r"\(\s*([0-9]{1,9})\s*\)")
 _SEPARATOR = re.compile(r"[,;\n]")
+_ITEM = re.compile(r"\A\s*[-*\u2022]\s")
+_NUMBER_OF_ITEM = re.compile(r"\A[0-9]{1,3}[.)]\s")
 _LETTER = re.compile(r"[^\W\d_]")
 _WORD = re.compile(r"[^\W\d_]+")
 _ONE_OR_TWO = re.compile(r"[0-9]+,[0-9]+(?:\s?[^\W\d_]{1,5})?")  # 3,5 and 3,5 Nm
@@ -54,11 +56,13 @@ def action_numbers(text: str) -> list[int]:
 def action_phrases(text: str) -> list[str]:
     """The phrases between commas, semicolons and new lines, normalized (see ``text.normalized``).
 
+    Without the dashes and dots that the items of a list begin with.
+
     Example:
-        >>> action_phrases("Insert the  fan, fasten the screw.")
-        ['insert the fan', 'fasten the screw']
+        >>> action_phrases("Insert the  fan, fasten the screw."), action_phrases("- insert\\n- fasten")
+        (['insert the fan', 'fasten the screw'], ['insert', 'fasten'])
     """
-    phrases = (normalized(part) for part in _SEPARATOR.split(text))
+    phrases = (normalized(_ITEM.sub("", part)) for part in _SEPARATOR.split(text))
     return [phrase for phrase in phrases if phrase]
 
 
@@ -73,8 +77,9 @@ def accuracy(
     with no action in it, the score is 0.
 
     A solution without numbers that has more than names of the list, or whose prompt has none, is compared as a set of
-    phrases: the text between commas, semicolons and new lines. So is one with a number behind a name, ``bolt (2)``,
-    where the prompt has no list, unless the answer has numbers alone. The same set scores 1.
+    phrases: the text between commas, semicolons and new lines, which may be items of a list ("- ", "1. "). So is one
+    with a number behind a name, ``bolt (2)``, where the prompt has no list, unless the answer has numbers alone. The
+    same set scores 1.
 
     The list is the lines of the last user turn that begin with ``(k)``. It must be unambiguous: no number and no name
     occurs twice, and none has a second number. A name counts only to the letter, upper and lower case, spaces and final
@@ -94,6 +99,8 @@ def accuracy(
         listed = list_of(prompt)
         expected: frozenset[Any] = frozenset(action_phrases(truth))
         named: frozenset[Any] = frozenset(action_phrases(answer or ""))
+        if not any(map(_NUMBER_OF_ITEM.match, expected)):  # "1. stage" may be a name
+            named = frozenset(_NUMBER_OF_ITEM.sub("", phrase, count=1) for phrase in named)
         unknown = 0
         numbers = numbers_to_compare(truth, answer or "", listed)
         if numbers:

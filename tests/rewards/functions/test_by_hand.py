@@ -32,6 +32,8 @@ BY_HAND = {  # answer, solution, value
         ("( 1 ) (02)", "(1)(2)", 1),
         ("Insert fan; fasten  screw.", "insert fan, fasten screw", 1),
         ("insert fan\nturn", "<answer>insert fan, fasten screw</answer>", 1 / 3),
+        *(("1. insert fan\n2) turn", "insert fan, turn", 1), ("- insert fan\n- turn", "* turn\n* insert fan", 1)),
+        *(("2. stage", "1. stage", 0), ("1. stage", "1. stage", 1), ("stage", "1. stage", 0)),  # names, and no list
         ("（1）（２）", "(1) (2)", 1),  # full-width forms, as Chinese keyboards give them
         ("装风扇；拧螺丝", "装风扇，拧螺丝", 1),
         *(("dent (2)", "scratch (2)", 0), ("Scratch (2).", "scratch (2)", 1), ("(2)", "scratch (2)", 1)),
