@@ -12,20 +12,19 @@ from typing import Any
 from qwenvl.child import Child, ChildDied, ChildFailed, ChildTimeout
 from qwenvl.files import check_installed, require
 from qwenvl.rewards.function import Unfinished
+from qwenvl.rewards.functions.equations import compared_values
 from qwenvl.rewards.functions.expressions import (
     LONE_LETTER,
     PLAIN_NUMBER,
-    expression_in,
     fraction_of,
     has_several_numbers,
     improper,
-    in_order,
     is_mathematical,
     plain,
-    result_of,
     unwrapped,
 )
 from qwenvl.rewards.functions.notation import grouped
+from qwenvl.rewards.functions.results import expression_in, result_of
 from qwenvl.rewards.functions.text import answer_of, normalized, solution_of
 from qwenvl.rewards.functions.units import split_unit, split_units
 
@@ -38,21 +37,28 @@ ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}  # of a child
 _PRIMES = re.compile(r"(?<=\w)'+|\\prime\b")  # f'(x), 30'
 _BASE = re.compile(r"(?<=[0-9)])_\{?[0-9]")  # of the number 17_8
 
+# math-verify leaves out dots and remainders, and takes derivatives of names for 0.
+_TEXT_ALONE = re.compile(r"\\(?:[lc]?dots|[bp]?mod)(?![a-zA-Z])|\\frac\s?\{d[^\W\d_]?\}\s?\{d[^\W\d_]\}\s?[^=\s]")
+_EITHER_SIGN = re.compile(r"\\pm(?![a-zA-Z])")  # of which math-verify reads that of a sum alone
+_UNIT_SIGNS = re.compile(r"%|\\circ|\\\$|[€£¥¢]")
+_CURRENCY = re.compile("[€£¥¢]")
+
 
 class MathReward:
     """1 if the answer and the solution are the same mathematically, else 0.
 
     The answer block of the completion, the first behind its thinking, is compared with the answer block of the
     solution, or with all of it where it has no block: of a worked solution with its last box, or what is behind ####,
-    as in GSM8K. Markdown, a box, an equals sign in front and a dot at the end do not matter.
+    as in GSM8K. Markdown, a box, "the answer is" or an equals sign in front and a dot at the end do not matter.
 
     Texts that are equal once normalized are equal, but mathematics whose letters differ in case alone is not. Words,
     single letters, numbers with a base and what holds a colon ("A", "yes", "17_8", "12:30") compare as text.
 
     Other pairs are parsed as LaTeX and verified by math-verify, gold first: 1/2 is 0.5, and the square root of 8 is
     twice that of 2. Plain writing such as ``ln(2)``, ``x**2``, ``1/2 x`` and ``3e5`` and signs that Unicode has (x², ½,
-    √2, π, ≤, 90°) are read as their LaTeX. "2 or 3" is "3, 2", and "x = 2, y = 3" is "(2, 3)" alone. A unit in
-    words or text of LaTeX must be the same, and is not converted.
+    √2, π, ≤, 90°) are read as their LaTeX. "2 or 3" is "3, 2", and "x = 2, y = 3" is "(2, 3)" alone. "x = 3" is 3, and
+    "4x = 12" is no value. A unit in words, text of LaTeX or a sign (%, °, $) must be the same, and is not converted; a
+    sign may be missing.
 
     An answer longer than 500 characters scores 0. A pair that takes more than 2 s of computing, or 3 GiB of memory,
     gets no value: it is named in the log and counted as ``reward/math_accuracy/skipped``.
@@ -81,13 +87,16 @@ class MathReward:
         if len(gold) > LONGEST:
             return f"the solution has {len(gold)} characters; at most {LONGEST} can be verified"
         part, _ = split_unit(gold)
-        expression = improper(part)
+        expression = improper(_CURRENCY.sub("", part))
         in_plain = plain(expression)
         if not is_mathematical(expression) or PLAIN_NUMBER.fullmatch(in_plain):
             return None
         if has_several_numbers(in_plain):
             return None  # several numbers, which compare as text
-        value = self._verify(expression, expression)
+        pair = compared_values(expression, expression)
+        if pair is None or _TEXT_ALONE.search(expression):
+            return None  # compares as text
+        value = self._verify(*pair)
         if isinstance(value, Unfinished):
             return f"{value}: choose a simpler solution than {gold!r}"
         if value:
@@ -130,6 +139,10 @@ def compare_as_text(gold: str, answer: str | None) -> bool | tuple[str, str]:
     (gold_part, gold_unit), (answer_part, answer_unit) = split_units(gold, answer)
     are_mathematical = is_mathematical(gold_part, answer_part) and is_mathematical(answer_part, gold_part)
     are_letters = bool(LONE_LETTER.fullmatch(gold_text) and LONE_LETTER.fullmatch(answer_text))
+    gold_signs = _unit_signs(gold)
+    answer_signs = _unit_signs(answer)
+    if are_mathematical and gold_signs and answer_signs and gold_signs != answer_signs:
+        return False  # 50% and 50°; without a sign one may be meant
     if (are_mathematical or are_letters) and _number_of_primes(gold) != _number_of_primes(answer):
         return False  # neither text nor math-verify tells f'(x) from f(x)
     # Words are the same whatever their case. Letters are not: R^2 - r^2 is the opposite of r^2 - R^2.
@@ -138,8 +151,8 @@ def compare_as_text(gold: str, answer: str | None) -> bool | tuple[str, str]:
     # (B) and B. are the option B, and no mathematics.
     if are_letters:
         return gold_text.strip("().") == answer_text.strip("().")
-    gold_part = improper(gold_part)
-    answer_part = improper(answer_part)
+    gold_part = improper(_CURRENCY.sub("", gold_part))
+    answer_part = improper(_CURRENCY.sub("", answer_part))
     if gold_unit != answer_unit or not are_mathematical:
         return False
     gold_plain = plain(gold_part)
@@ -153,7 +166,17 @@ def compare_as_text(gold: str, answer: str | None) -> bool | tuple[str, str]:
         return False  # math-verify does not tell N_2 from n_2
     if has_several_numbers(gold_plain) or has_several_numbers(answer_plain):
         return False  # several numbers: math-verify would read 1 2 as 12
-    return in_order(gold_part, answer_part)
+    if _TEXT_ALONE.search(gold_part) or _TEXT_ALONE.search(answer_part):
+        return False
+    return compared_values(gold_part, answer_part) or False
+
+
+def _unit_signs(text: str) -> set[str]:
+    """The signs of a text that are units: of percent, degrees and money."""
+    found = set(_UNIT_SIGNS.findall(text))
+    if text.replace(r"\$", "").count("$") % 2:  # one that has no other around mathematics
+        found.add(r"\$")
+    return found
 
 
 def _number_of_primes(text: str) -> int:
@@ -180,9 +203,34 @@ def equivalent(gold: str, answer: str) -> bool:
     """Whether math-verify finds two expressions equal. A worker runs this, because it may never end."""
     parsed_gold = _parsed(gold)
     parsed_answer = _parsed(answer)
-    if parsed_gold is None or parsed_answer is None:
+    if _is_decided(parsed_gold) or _is_decided(parsed_answer):
         return False
-    return bool(require("math_verify", "rewards").verify(parsed_gold, parsed_answer, timeout_seconds=None))
+    if _are_small_and_differ(parsed_gold, parsed_answer):
+        return False
+    verify = require("math_verify", "rewards").verify
+    return bool(verify(parsed_gold, parsed_answer, allow_set_relation_comp=True, timeout_seconds=None))
+
+
+def _are_small_and_differ(gold: Any, answer: Any) -> bool:
+    """Whether two numbers differ by more than a ten-thousandth of them, where math-verify would round both to 0."""
+    sympy = require("sympy", "rewards")
+    numbers = [each for each in (gold, answer) if isinstance(each, sympy.Expr) and each.is_number and each.is_real]
+    if len(numbers) < 2:
+        return False
+    first, second = (sympy.N(each, 30) for each in numbers)
+    largest = max(abs(first), abs(second))
+    return bool(largest < 1e-4 and abs(first - second) > largest * 1e-4)
+
+
+def _is_decided(expression: Any) -> bool:
+    """Whether nothing is to be verified: not parsed, or a relation that SymPy knows to be true or false.
+
+    Those would all be the same: 1 = 2, and x^2 = -1 for real numbers.
+    """
+    sympy = require("sympy", "rewards")
+    if isinstance(expression, sympy.core.relational.Relational):
+        expression = expression.doit()
+    return expression is None or expression in (sympy.true, sympy.false)
 
 
 def serve() -> Callable[[tuple[str, str]], bool]:
@@ -202,15 +250,23 @@ def _parsed(expression: str) -> Any:
         basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="all", equations=False
     )
     text = parser.normalize_latex(grouped(expression.replace("$", " ")).strip(), normalization)
-    library = require("math_verify.parser", "rewards")
-    for each in dict.fromkeys((text, library.get_last_eq(text))):  # a = b = c, which is no equation, is c
-        try:
-            return parser.latex2sympy(
-                each,
-                is_real=not library.should_treat_as_complex(each),
-                normalization_config=None,
-                conversion_config=parser.ConversionConfig(lowercase_symbols=False),
-            )
-        except Exception:
-            logging.getLogger(__name__).debug("%r cannot be parsed", each, exc_info=True)
-    return None
+    parsed = _expression_of(text)
+    if parsed is None and _EITHER_SIGN.search(text):
+        both = [_expression_of(_EITHER_SIGN.sub(sign, text)) for sign in "+-"]
+        return None if None in both else require("sympy", "rewards").FiniteSet(*both)
+    return parsed
+
+
+def _expression_of(text: str) -> Any:
+    parser = require("latex2sympy2_extended.latex2sympy2", "rewards")
+    grader = require("math_verify.grader", "rewards")
+    try:
+        return parser.latex2sympy(
+            text,
+            is_real=not grader.should_treat_as_complex(text),
+            normalization_config=None,
+            conversion_config=parser.ConversionConfig(lowercase_symbols=False),
+        )
+    except Exception:
+        logging.getLogger(__name__).debug("%r cannot be parsed", text, exc_info=True)
+        return None

@@ -15,7 +15,9 @@ FUNCTION_NAMES = "(?:arc)?(?:sin|cos|tan|cot|sec|csc)|(?:sin|cos|tan)h|log|ln|ex
 
 _DELIMITER = re.compile(r"(?<!\\)\\[\[\]()]")  # \[5\] and \(5\)
 _THOUSANDS_OF_LATEX = re.compile(r"(?<=[0-9])(?:\\[,;:!]|\{,\})(?=[0-9]{3}(?![0-9]))")  # 10\,000 and 10{,}000
-_SUPERSCRIPTS = re.compile("[⁺⁻]?[⁰¹²³⁴⁵⁶⁷⁸⁹]+")
+_COMMAS_OF_THOUSANDS = re.compile(r"(?<![\w.,(\[])(?<!\\\{)[0-9]{1,3}(?:,[0-9]{3})+(?![0-9,])")  # no pair, (100,200)
+_DERIVATIVE = re.compile(r"(?<![^\W_])d([A-Za-z]?)/d([A-Za-z])(?![^\W_])")  # dy/dx
+_SUPERSCRIPTS = re.compile("[⁺⁻]?[⁰¹²³⁴⁵⁶⁷⁸⁹ⁿ](?:[⁺⁻]?[⁰¹²³⁴⁵⁶⁷⁸⁹ⁿ])*")
 _SUBSCRIPTS = re.compile("[₀-₉]+")
 _FRACTION = re.compile(
     r"(?P<sign>[\^√/])?(?P<whole>(?<![0-9.])[0-9]{1,9})?\s?"
@@ -36,6 +38,7 @@ _GE = re.compile(r"\\geq(?:slant)?(?![a-zA-Z])|>=")
 _NE = re.compile(r"\\neq(?![a-zA-Z])|!=")
 _COMMANDS = {
     **{"·": "cdot", "⋅": "cdot", "×": "times", "÷": "div", "±": "pm", "∞": "infty", "≤": "le", "≥": "ge", "≠": "ne"},
+    **{"⩽": "le", "⩾": "ge"},
     **{"∈": "in", "∪": "cup", "∩": "cap", "∅": "emptyset", "∠": "angle", "△": "triangle"},
     **{"⌊": "lfloor", "⌋": "rfloor", "⌈": "lceil", "⌉": "rceil"},
 }
@@ -55,6 +58,8 @@ def in_latex(text: str) -> str:
         ['\\\\sqrt{2} x', '\\\\sqrt{(x+1)^2}']
     """
     text = _THOUSANDS_OF_LATEX.sub("", _DELIMITER.sub(" ", text))
+    text = _COMMAS_OF_THOUSANDS.sub(lambda found: found[0].replace(",", ""), text)
+    text = _DERIVATIVE.sub(r"\\frac{d\1}{d\2}", text)
     text = _TIMES_POWER.sub(r"\\times ", text)
     text = _DEGREES.sub(lambda found: rf"^{{\circ}}{found[1] or found[2] or found[3] or ''}", text)
     text = _PERCENT.sub(r"\\%", text)
@@ -146,5 +151,6 @@ def grouped(text: str) -> str:
     text = _FRACTION_AND_FACTOR.sub(r"\\frac{\1}{\2} ", text)  # not 1/(2x)
     text = _POWER_IN_BRACKETS.sub(r"^{\1}", text.replace("**", "^"))
     text = _SIGNED_POWER.sub(r"^{\1}", text)
+    text = text.replace("&", " & ")  # of matrices
     text = _BARE_NAME.sub(r"\\\1 ", text)  # no product of letters
     return _FUNCTION_OVER.sub(r"\\\1 (\2) /", text)  # not ln(2/3)

@@ -46,6 +46,19 @@ _SPACES_OF_LATEX = re.compile(r"(?:\s|\\[,;:!> ]|\\quad)+$")
 _ENDS_AS_A_NUMBER = re.compile(r"[0-9}\])°%]$")
 
 
+def is_unit(text: str) -> bool:
+    r"""Whether a text is a unit that has a symbol, ``m``, ``km/h`` or ``\text{cm}^2``, and not any word.
+
+    Example:
+        >>> [is_unit(text) for text in ("cm^2", "ways", "m/s.")]
+        [True, False, True]
+    """
+    shown = unwrapped(text).rstrip(".")
+    letters = re.findall(r"[^\W\d_]+", shown)
+    are_known = all(_SHORT_UNIT.fullmatch(each) or each.lower() in _UNITS_OF_TWO_LETTERS for each in letters)
+    return are_known and _COMPOUND_UNIT.fullmatch(shown) is not None
+
+
 def split_unit(text: str) -> tuple[str, str]:
     r"""An expression and the name of the unit behind it, or an empty name where nothing or something else follows it.
 

@@ -1,0 +1,130 @@
+"""The result of an answer or a worked solution as an expression: in a box of LaTeX, behind ####, or all of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from qwenvl.rewards.functions.expressions import WRAPPED_TEXT, has_words
+from qwenvl.rewards.functions.notation import in_latex
+from qwenvl.rewards.functions.units import is_unit
+
+# What stands around an expression: Markdown, an equals sign in front of it, and a dot, perhaps within the dollar signs.
+_MARKDOWN = re.compile(r"(?<![\w)\]}*])(\*\*|__|[*`])(?!\s)([^*`_\n]+)(?<!\s)\1(?![\w(*])")
+_ANNOUNCED = re.compile(
+    r"\s*(?:(?:so|thus|hence|therefore),?\s)?(?:(?:the|my)\s)?(?:final\s|correct\s)?(?:answer|result)(?:\s?[:=]|\s(?:is|are):?)\s",
+    re.IGNORECASE,
+)
+_EQUALS = re.compile(r"^[\s$]*(?:=|\u2248|\\approx(?![a-z]))")
+_FINAL_DOT = re.compile(r"(?<=[^.\s])\s{0,4}[.\u3002](?=[\s$]{0,8}$)")
+_BOX = re.compile(r"\\(?:boxed|fbox)\s{0,4}\{")
+_BRACE = re.compile(r"\\?[{}]")
+_NEXT_SENTENCE = re.compile(r"[\s$]*(?:[.,;:!]$|[.;:!]\s|,\s+[^\W\d_]{2})")  # behind a box
+_BETWEEN_BOXES = re.compile(r"[\s$,;]{0,8}(?:and|or)?[\s$,;]{0,8}(?:[^\W\d_]\s?=)?\s{0,4}")
+_NAME_BEFORE = re.compile(r"(?<![^\W_])[^\W\d_]\s?=\s?\Z")  # of the first box: x = \boxed{1}, y = \boxed{2}
+_RESULT = "####"  # in front of the result of a worked solution, as in GSM8K
+# Between expressions: "2 or 3", "x = 2 and x = 3".
+_AND_OR = re.compile(
+    r"(?<=[0-9)}\]$])\s{0,4},?\s{0,4}(?:\\text\s?\{\s{0,4})?(?:and|or)(?:\s{0,4}\})?\s{1,4}"
+    r"(?=[-+$0-9\\(\[{.]|[^\W\d_]\s{0,4}=)"
+)
+
+
+def unboxed(text: str) -> str:
+    r"""A text with what its boxes of LaTeX hold in their places, and without the sentence around a single one.
+
+    A unit behind the box stays.
+
+    Example:
+        >>> unboxed(r"It is $\boxed{\frac{1}{2}}$ m"), unboxed(r"x = \boxed{3}"), unboxed(r"In \boxed{3} ways.")
+        ('\\frac{1}{2}$ m', 'x = 3', '3')
+    """
+    boxes = _boxes_in(text)
+    if len(boxes) != 1:
+        return _without_boxes(text, boxes)
+    [(start, inside, end)] = boxes
+    before = text[:start]
+    behind = text[end:]
+    is_in_sentence = has_words(before)
+    if not before.strip("$ ") or is_in_sentence:
+        before = ""
+    is_sentence = (is_in_sentence or len(behind.split()) > 2) and has_words(behind) and not is_unit(behind)
+    if is_sentence or _NEXT_SENTENCE.match(behind):
+        behind = ""
+    # The space keeps numbers apart, which text alone compares then: 2\boxed{3} is not 23.
+    return f"{before.rstrip()} {inside}".lstrip() + behind
+
+
+def _without_boxes(text: str, boxes: Sequence[tuple[int, str, int]]) -> str:
+    """A text with what several boxes hold in their places."""
+    pieces = []
+    place = 0
+    for start, inside, end in boxes:
+        if start < place:
+            return text  # a box in another one
+        pieces += [text[place:start], f" {inside} "]
+        place = end
+    return "".join([*pieces, text[place:]])
+
+
+def _boxes_in(text: str) -> list[tuple[int, str, int]]:
+    """The boxes of a text that are closed: where each begins, what it holds, and where it has ended."""
+    # One pass: to look for the end of each box anew would take the square of the length where many are not closed.
+    closing: dict[int, int] = {}  # the place of the brace that closes the one at another place
+    opened: list[int] = []
+    for brace in _BRACE.finditer(text):
+        if brace[0] == "{":
+            opened.append(brace.start())
+        elif brace[0] == "}" and opened:  # a brace behind a backslash is that of a set
+            closing[opened.pop()] = brace.start()
+    boxes = []
+    for box in _BOX.finditer(text):
+        end = closing.get(box.end() - 1)
+        if end is not None:
+            boxes.append((box.start(), text[box.end() : end], end + 1))
+    return boxes
+
+
+def result_of(solution: str) -> str:
+    r"""The expression that a solution has as its result: behind ####, in its last box, or all of it.
+
+    Boxes that only commas or "and" part from the last one belong to it: the equation has several roots.
+
+    Example:
+        >>> result_of("48 / 2 = 24 clips. #### 72"), result_of(r"Let $x=\boxed{4}$. So $x+1=\boxed{5}$. Done.")
+        ('72', '5')
+        >>> result_of(r"The roots are $\boxed{1}$ and $\boxed{2}$.")
+        '1 $, $ 2'
+    """
+    _, mark, behind = solution.rpartition(_RESULT)
+    if mark:
+        return expression_in(behind)
+    boxes = _boxes_in(solution)
+    if len(boxes) > 1:
+        first = len(boxes) - 1
+        while first and _BETWEEN_BOXES.fullmatch(solution[boxes[first - 1][2] : boxes[first][0]]):
+            first -= 1
+        before = solution[: boxes[first][0]]
+        if first or has_words(before):
+            name = _NAME_BEFORE.search(before)
+            solution = (name[0] if name else "") + solution[boxes[first][0] : boxes[-1][2]]
+    return expression_in(solution)
+
+
+def expression_in(text: str) -> str:
+    r"""The expression that an answer writes, in LaTeX: without Markdown, box, equals sign in front, and final dot.
+
+    Several expressions have commas between them.
+
+    Example:
+        >>> [expression_in(text) for text in ("**½**", r"$\frac{1}{2}$.", "= 3", r"\boxed{\text{yes}}", "2 or 3")]
+        ['1/2', '$\\frac{1}{2}$', '3', 'yes', '2, 3']
+    """
+    text = _MARKDOWN.sub(r"\2", text)
+    announced = _ANNOUNCED.match(text)
+    if announced is not None:
+        text = text[announced.end() :]
+    text = unboxed(in_latex(text))
+    text = _EQUALS.sub("", _FINAL_DOT.sub("", text)).strip()
+    wrapped = WRAPPED_TEXT.fullmatch(text.strip("$"))
+    return wrapped[1] if wrapped else _AND_OR.sub(", ", text)

@@ -1,0 +1,71 @@
+"""What of equations, lists, pairs and worked solutions math_accuracy compares."""
+
+import pytest
+
+from qwenvl.rewards.functions.maths import MathReward
+
+
+@pytest.fixture(scope="module")
+def reward():
+    """The reward for mathematics with its own process."""
+    made = MathReward()
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize(
+    ("solution", "right", "wrong"),
+    [
+        # values of names
+        ("12", ["x = 12", "10+2=12", "12 = x"], ["4x = 12", "x^2=12", "-x=12", "x + y = 12"]),
+        ("f(2)=3", ["3", "f(2) = 3"], ["f(5)=7", "f(5)=3", "f(2)=4", "1=2"]),
+        (r"\log_2 8=3", ["3"], [r"\log_2 8=4"]),
+        ("y=2x+1", ["2x+1", "y=1+2x", "2x + 1 = y"], ["y=2x-1", "x=2y+1"]),
+        (r"A = \pi r^2 = 25\pi", ["25π", "A = 25π"], ["πr²"]),
+        (r"x = \pi", ["π"], ["e"]),
+        ("x=5", ["5"], ["y=5"]),
+        ("|z|=3", ["3"], ["|w|=3"]),
+        (r"F_{net} = ma", ["ma", "F_{net} = m·a"], ["F_{net} = m + a"]),
+        (r"\frac{dP}{dt}=kP", ["dP/dt = kP"], ["dP/dt = -kP"]),
+        ("x = 5 cm", ["5 cm"], ["5 m"]),
+        (r"\vec{v} = (1,2)", ["(1,2)"], ["(2,1)"]),
+        # equations
+        ("x + y = 5", ["y = 5 - x", "5 = y + x"], ["5", "x - y = 5"]),
+        ("x = y + 1", ["y = x - 1"], ["y = x + 1"]),
+        ("x^2+y^2=4", ["y²+x²=4", "x^2+y^2-4=0"], ["4", "x^2+y^2=5"]),
+        # lists and pairs
+        ("AB=3, BC=4", ["3, 4", "BC = 4, AB = 3", "(3, 4)"], ["4, 3", "3"]),
+        ("α=3, β=4", [r"\alpha = 3, \beta = 4", "3, 4"], ["4, 3"]),
+        (r"\lambda_1 = 2, \lambda_2=3", ["2, 3"], ["3, 2"]),
+        ("x=1,y=2 or x=2,y=1", ["x=1, y=2 or x=2, y=1"], ["x=1,y=1 or x=2,y=2"]),
+        ("x=2 or 3", ["3, 2", "x = 3, x = 2"], ["y = 3, y = 2", "2"]),
+        ("(2,3)", ["2, 3"], [r"\{2,3\}", "3, 2", "[2,3]"]),
+        ("1,234", ["1234"], ["1, 234"]),
+        (r"(2,5]", ["2<x≤5"], ["2<x<5"]),
+        # what math-verify leaves out or cannot tell
+        (r"1, 2, \ldots, n", [r"1, 2, \ldots, n"], ["1, 2, n"]),
+        (r"3 \mod 7", [r"3 \mod 7"], ["3"]),
+        (r"6.6 \times 10^{-34}", ["6.6×10⁻³⁴", "6.6e-34"], ["1.6×10^-19"]),
+        (r"\frac{1}{10^{20}}", ["10^{-20}"], [r"\frac{2}{10^{20}}"]),
+        (r"\frac{-1\pm\sqrt5}{2}", ["(-1 ± √5)/2", "x = (-1 ± √5)/2"], ["(-1 + √5)/2"]),
+        # signs that are units
+        ("50%", ["50 percent", "0.5"], ["50 degrees", "$50"]),
+        ("£75", ["£75", "75"], ["$75", "£57"]),
+        # products
+        (r"\frac{GMm}{r^2}", ["GMm/r^2"], ["GMm/r"]),
+        (r"\frac{kq_1q_2}{r^2}", ["kq_1q_2/r^2"], ["kq_1/r^2"]),
+        (r"mg\sin\theta", ["mg sin θ"], ["mg cos θ"]),
+        ("abc", ["a*b*c"], ["a*b*d"]),
+        # worked solutions
+        (r"Hence there are $\boxed{12}$ ways.", ["12", r"$\boxed{12}$ is the answer"], ["13"]),
+        (r"It is $\boxed{5}$ m.", ["5 m"], ["5", "5 s"]),
+        (r"So $x=\boxed{12}$ and $y=\boxed{13}$", ["12, 13", "y=13, x=12"], ["13, 12", "13"]),
+        ("12", ["Answer: 12", "The answer is **12**.", "x = **12**", "__12__"], [r"\boxed{12}, 13"]),
+    ],
+)
+def test_values_are_compared_and_not_what_surrounds_them(reward, solution, right, wrong):
+    assert reward.check(solution, {}) is None
+    texts = right + wrong
+    answers = [f"<answer>{text}</answer>" for text in texts]
+    scores = reward(answers, solution=[solution] * len(texts))
+    assert dict(zip(texts, scores, strict=True)) == {text: float(text in right) for text in texts}
