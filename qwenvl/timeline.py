@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from qwenvl.characters import CJK
 from qwenvl.times import seconds_of_clock
 
 LONGEST_TIME = 1e7
@@ -33,15 +34,18 @@ _OTHER_UNIT = (
     r"\s{0,4}(?:%|(?:percent|per\scent|pct|ms|msecs?|milliseconds?|mins?|minutes?|hrs?|hours?|frames?)\b|[mh]\s{0,4}(?:\Z|[(:])"
     r"|[(\[]\s?(?:ms|milliseconds?|min|minutes?|frames?|percent|%)\s?[)\]]|分|毫秒|小时|小時|時間|帧|幀)"
 )
-_DASH = r"(?:-{1,2}>?|[\u2010-\u2015\u2192\u2212~\u301c]|\.{2,3})"
+_DASH = r"(?:-{1,2}>?|[\u2010-\u2015]{1,2}|[\u2192\u2212~\u301c]|\.{2,3})"
 _BETWEEN_TIMES = rf"(?:{_DASH}|to\b|until\b|till\b|到|至)"
+# Chinese and Japanese have no spaces between words and numbers. Of steps are those of "第2-3步".
+_LETTER = rf"[^\W{CJK}]"
 _RANGE = re.compile(
-    # Not in a word, behind a sign, or the second half of a number such as 1.5 or 1,5.
-    r"(?<![\w.:+-])(?<![0-9],)(?:from\s{1,4}|从)?"
+    # Not in a word, behind a sign, or the second half of a number such as 1.5, 1,5 or 1:5.
+    rf"(?<!{_LETTER})(?<![.+-])(?<![0-9][:,])(?<!第)(?:from\s{{1,4}}|at\s{{1,4}}|从)?"
     rf"(?:{_BRACKETED_TIME}\s{{0,4}}{_BETWEEN_TIMES}\s{{0,4}}{_BRACKETED_TIME}"
     rf"|\[\s{{0,4}}{_SECONDS}{_UNIT}\s{{0,4}},\s{{0,4}}{_SECONDS}{_UNIT}\s{{0,4}}\])"
     # Not the first half of a longer number, and not followed by a third time: 2-3-7 has two readings.
-    rf"(?!\w|[:.,][0-9]|['\u2032]\s{{0,4}}[0-9]|\s{{0,4}}{_BETWEEN_TIMES}\s{{0,4}}[0-9]|{_OTHER_UNIT})",
+    rf"(?!{_LETTER}|[:.,][0-9]|['\u2032]\s{{0,4}}[0-9]|\s{{0,4}}{_BETWEEN_TIMES}\s{{0,4}}[0-9]|{_OTHER_UNIT}"
+    r"|\s{0,4}[步次个個号](?![骤驟]))",
     re.IGNORECASE,
 )
 # How a name begins that would be taken for the unit of the time before it: "1.0-2.0 second screw".
@@ -59,11 +63,11 @@ _OTHER_UNIT_IN_FRONT = re.compile(
 _MINUTES_BEFORE = re.compile(rf"[0-9](?:{_OTHER_UNIT}|\s{{0,4}}[mh])[\s,]{{0,4}}(?:and\s{{1,4}})?\Z", re.IGNORECASE)
 _THIRD_TIME = re.compile(rf"[0-9]\s{{0,4}}{_BETWEEN_TIMES}\s{{0,4}}\Z", re.IGNORECASE)
 # What stands between commas, those within [0, 3.5] aside.
-_AT_COMMAS = re.compile(r"(?:\[[^\[\]]{0,60}\]|[^,])+")
+_AT_COMMAS = re.compile(r"(?:\[[^\[\]]{0,60}\]|[^,\u3001])+")
 _NUMBER = re.compile(r"\(\s{0,4}(?:step\s{0,4}|#)?([0-9]{1,9})\s{0,4}\)", re.IGNORECASE)
 # "2", "step 2", "#2", "2: insert the fan" and "2 insert the fan", but not "2.5 mm screw".
 _BARE_NUMBER = re.compile(
-    r"(?:step\s{0,4})?#?\s{0,4}([0-9]{1,9})(?![0-9])(?:\s{0,4}[.):,-](?![0-9])(.*)|\s(.*))?", re.IGNORECASE
+    r"(?:(?:step|步[骤驟])\s{0,4})?#?\s{0,4}([0-9]{1,9})(?![0-9])(?:\s{0,4}[.):,-](?![0-9])(.*)|\s(.*))?", re.IGNORECASE
 )
 # Behind a bare number: "step 2" and "#2" say that the number before is that of a line, and "2." may say so.
 _STEP_BEHIND = re.compile(r"(?:step\s{0,4}|#\s{0,4})([0-9]{1,9})(?![0-9])\W{0,4}(.*)", re.IGNORECASE)
@@ -72,8 +76,9 @@ _NUMBER_BEHIND = re.compile(
 )
 _FLAT_OBJECT = re.compile(r"\{[^{}]*\}")
 _WORD_OR_NUMBER = re.compile(r"[^\W_]")
-_EMPTY_BRACKETS = re.compile(r"\(\s{0,4}\)|\[\s{0,4}\]|<\s{0,4}>")
-_AROUND_NAMES = " \t.,:|*\"'`=-\u2010\u2011\u2012\u2013\u2014\u2022"
+_EMPTY_BRACKETS = re.compile(r"\(\s{0,4}\)|\[\s{0,4}\]|<\s{0,4}>|\u3010\s{0,4}\u3011")
+_AROUND_NAMES = " \t.,:|*\"'`=>-\u2010\u2011\u2012\u2013\u2014\u2022\u2192"
+_AROUND_NAMES += "\u3002\u2018\u2019\u201c\u201d\u201e\u3001"  # Chinese dots, and quotes as text programs make them
 _STEP_KEYS = ("step", "name", "label", "action")
 
 

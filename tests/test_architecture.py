@@ -34,6 +34,7 @@ FLOORS = {
     "child": 0,
     "versions": 0,
     "timeline": -1,
+    "characters": -2,
     "times": -2,
     "run_log": 0,
     "console": 0,
@@ -65,7 +66,7 @@ OF_ANOTHER_ENVIRONMENT = {"vllm_server": {"vllm"}}  # what a room has where it r
 FORBIDDEN = {"grpo": {"transformers"}, "run_log": {"torch", "transformers"}}
 FORBIDDEN_AT_LOAD = {"rewards": {"transformers"}}  # a reward model loads it when it is asked for
 STANDARD_LIBRARY_ONLY = {"types", "runlog", "option", "child", "files", "versions", "cli"}
-STANDARD_LIBRARY_ONLY |= {"failure", "own_code", "plan", "timeline", "times"}
+STANDARD_LIBRARY_ONLY |= {"characters", "failure", "own_code", "plan", "timeline", "times"}
 # Files of their own for optional packages, whose classes they derive from. They are imported in calls alone.
 IMPORTED_LATE = {"qwenvl.use.web", "qwenvl.rewards.bounded_client"}
 IMPORT_NAMES = {"pillow": "PIL", "pyyaml": "yaml"}  # where it is not the distribution's name

@@ -2,6 +2,7 @@
 
 import pytest
 
+from qwenvl.rewards.functions.text import normalized, unified
 from qwenvl.timeline import TimedStep, merged, named_step, seconds_of, timeline_in, written_timeline
 
 FAN = [(0.0, 3.5, 2, "insert the fan")]
@@ -70,6 +71,30 @@ def test_entries_are_read_in_many_forms(text, spans):
 )
 def test_a_text_that_cannot_be_read_has_no_span(text):
     assert timeline_in(text) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("(1) 拿起螺丝：0.0-3.5", "拿起螺丝：0.0-3.5秒", "拿起螺丝0.0-3.5秒", "0.0-3.5拿起螺丝", "从0.0到3.5拿起螺丝"),
+        *("0.0-3.5 拿起螺丝。", "【0.0-3.5】拿起螺丝", "0.0——3.5 (1)", "(1):0.0-3.5", "**(1)**:0.0-3.5"),
+        *("0.0-3.5 步骤1", "(1) → 0.0-3.5", "拿起螺丝 at 0.0-3.5", "0.0-3.5 “拿起螺丝”"),
+    ],
+)
+def test_chinese_has_no_spaces_around_times_and_colons_need_none(text):
+    listed = {"拿起螺丝": 1, "拧紧螺丝": 2}
+    assert [(span.start, span.end, span.step) for span in timeline_in(unified(text), listed)] == [(0.0, 3.5, 1)]
+
+
+@pytest.mark.parametrize("text", ["第2-3步", "拿起螺丝 第2-3步", "转 2~3 次", "1-2分拿起螺丝", "3:0.0-3.5 (1)"])
+def test_numbers_of_steps_and_times_in_minutes_are_no_seconds(text):
+    assert timeline_in(text, {"拿起螺丝": 1}) == []
+
+
+def test_quotes_and_dots_around_listed_names_do_not_matter():
+    listed = {normalized("拿起螺丝。"): 1, normalized("press “Start”"): 2, normalized("„Start“ drücken"): 3}
+    text = unified("0-1 拿起螺丝。\n1-2 press “Start”\n2-3 „Start“ drücken\n3.0-4.0 (1)、4.0-5.0 (2)")
+    assert [span.step for span in timeline_in(text, listed)] == [1, 2, 3, 1, 2]
 
 
 def test_a_listed_name_may_end_in_a_unit():

@@ -14,9 +14,10 @@ from itertools import chain
 from types import SimpleNamespace
 from typing import Annotated, Any
 
+from qwenvl.characters import CJK
 from qwenvl.files import require
 from qwenvl.rewards.function import Argument
-from qwenvl.rewards.functions.text import CJK, answer_of, normalized, pairs, solution_of, unreadable
+from qwenvl.rewards.functions.text import answer_of, normalized, pairs, solution_of, unreadable
 
 _SPLIT = re.compile(r"[\s,;/&\u3001]+")
 _RUN = re.compile(r"[A-H]{2,8}")
@@ -281,12 +282,12 @@ _NUMBER = re.compile(
 )
 
 # ".5" is written "0.5": a dot alone in front of digits is what takes them for no number.
-_WITHOUT_A_ZERO = re.compile(r"(?<![\w.])\.(?=[0-9])")
+_WITHOUT_A_ZERO = re.compile(rf"(?<!\.)(?<![^\W{CJK}])\.(?=[0-9])")
 _DASH = r"[-\u2010-\u2015\u2212]"
 # A dash in front of a number is a minus sign, however it is typed. In 3\u20135 it stands between numbers.
-_MINUS = re.compile(rf"(?<![\w.)]){_DASH}(?=[0-9])")
+_MINUS = re.compile(rf"(?<![.)])(?<![^\W{CJK}]){_DASH}(?=[0-9])")
 _MINUS_IN_WORDS = re.compile(r"\b(?:minus|negative)\s(?=[0-9])", re.IGNORECASE)
-_HYPHEN = re.compile(r"(?<=[^\W\d_])(?<![0-9][eE])-(?=[0-9])")  # of "step-3", and not of 2e-3
+_HYPHEN = re.compile(rf"(?<=[^\W\d_{CJK}])(?<![0-9][eE])-(?=[0-9])")  # of "step-3", and not of 2e-3
 # One apart from its number may be a minus sign, begin an item of a list, or stand between a word and the number.
 _UNCLEAR_MINUS = re.compile(rf"(?<![0-9)])(?<![0-9)]\s){_DASH}\s{{1,20}}(?=[0-9])")
 _FUNCTION_OF = re.compile(r"(?:\u221a|\bsqrt|\\(?:sqrt|log|ln|exp|sin|cos|tan))\s?[({\[]?\s?[-+]?(?=[0-9])")

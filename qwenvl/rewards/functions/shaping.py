@@ -7,9 +7,10 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
+from qwenvl.characters import CJK
 from qwenvl.rewards.function import Argument, RewardFunction, Unfinished, call_plain
 from qwenvl.rewards.functions.actions import accuracy, check_actions
-from qwenvl.rewards.functions.text import CJK, TAGS, first_block
+from qwenvl.rewards.functions.text import TAGS, first_block
 from qwenvl.rewards.options import LONGEST, ResponseFormat
 from qwenvl.types import Turn
 

@@ -15,7 +15,6 @@ Tag = Literal["think", "answer"]
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 
 ANSWER_LIMIT = 10_000  # characters; no answer is that long, and reading one of a megabyte takes time
-CJK = r"\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"  # Chinese and Japanese characters, for a regex's []
 LONGEST_RUN_OF_MARKS = 30
 _AROUND_TEXTS = " .\"'\u2018\u2019\u201c\u201d\u3002"  # dots and quotes, typographic ones too
 GRAPHEME_JOINER = "\u034f"  # an invisible character that marks on both sides of it are not ordered across

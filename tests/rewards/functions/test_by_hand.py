@@ -424,6 +424,8 @@ READINGS = [
     (numbers_in, "there are 3 cubes.", [Decimal("3")]),
     (numbers_in, "-2.50 and +4", [Decimal("-2.50"), Decimal("4")]),
     (numbers_in, "2², 3½ and 12", [Decimal("12")]),
+    (numbers_in, "温度为-5℃, 约−3.5米, 是.25, 共3个", [Decimal("-5"), Decimal("-3.5"), Decimal("0.25"), Decimal("3")]),
+    (numbers_in, "step-4", [Decimal("4")]),
     (numbers_in, r"sqrt(3), √9, \sqrt{5}, 2π, 3 pi and 12 pins", [Decimal("12")]),
     (letters, "The answer is A or B", {"A", "B"}),
     (letters, "The answer is A, B, C, D.", {"A", "B", "C", "D"}),
