@@ -9,9 +9,11 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from qwenvl.rewards.functions.expressions import improper
 from qwenvl.rewards.functions.notation import closing_brackets
 
 _EQUALS_SIGN = re.compile(r"(?<![<>!=])==?(?![<>=])|\\in(?![a-zA-Z])")  # also that of x \in (2, 5)
+_COMMA = re.compile(",")
 _COMMAND = re.compile(r"\\[a-zA-Z]+")
 _CONSTANT = re.compile(r"\\(?:pi|infty|emptyset)(?![a-zA-Z])")
 _SUBSCRIPT = re.compile(r"_(?:\{[^{}]*\}|\w)")
@@ -91,9 +93,9 @@ def _has_several_pairs(text: str) -> bool:
 
 def _entry(text: str) -> tuple[str, str] | None:
     """The name and the value of ``x = 3``, and an empty name before a value alone. None: it is another equation."""
-    sides = [side.strip() for side in _EQUALS_SIGN.split(text)]
+    sides = [side.strip() for side in _split(text, _EQUALS_SIGN)]
     if len(sides) == 1:
-        return "", sides[0]
+        return "", improper(sides[0])
     names = [side for side in sides if _is_name(side)]
     values = [side for side in sides if not _is_name(side)]
     if not values:  # x = y
@@ -101,7 +103,7 @@ def _entry(text: str) -> tuple[str, str] | None:
         values = [last]
     if not names and any(map(_has_letters, values)):
         return None
-    return "".join("".join(names[:1]).split()), values[-1]
+    return "".join("".join(names[:1]).split()), improper(values[-1])
 
 
 def _is_name(text: str) -> bool:
@@ -124,13 +126,18 @@ def _is_tuple(text: str) -> bool:
 
 def _parts_of(text: str) -> list[str]:
     """The parts of a text between the commas that stand in no brackets."""
+    return _split(text, _COMMA)
+
+
+def _split(text: str, sign: re.Pattern[str]) -> list[str]:
+    """The parts of a text between signs that stand in no brackets."""
     outside = text
     found = 1
     while found:  # from the innermost brackets outwards
         outside, found = _BRACKETS.subn(lambda inside: "." * len(inside[0]), outside)
     parts = []
     start = 0
-    for part in outside.split(","):
-        parts.append(text[start : start + len(part)])
-        start += len(part) + 1
-    return parts
+    for each in sign.finditer(outside):
+        parts.append(text[start : each.start()])
+        start = each.end()
+    return [*parts, text[start:]]

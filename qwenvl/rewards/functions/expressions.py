@@ -13,7 +13,8 @@ PLAIN_NUMBER = re.compile(r"[-+]?[0-9]{1,30}(?:\.[0-9]{1,30})?(?:e[-+]?[0-9]{1,2
 # 3 \times 10^8
 _TIMES_TEN = re.compile(r"(?:\\times|\\cdot|\*)10(?:\^|\*\*)(?:\{(-?[0-9]{1,2})\}|(-?[0-9]{1,2}))\Z")
 LONE_LETTER = re.compile(r"[\s().]*[^\W\d_]?[\s().]*")
-WRAPPED_TEXT = re.compile(r"\\(?:text|mathrm|textbf|mbox)\s{0,4}\{([^{}]*)\}")
+WRAPPER = r"\\(?:text|textrm|textbf|textit|mathrm|mathbf|mbox)\s{0,4}"
+WRAPPED_TEXT = re.compile(rf"{WRAPPER}\{{([^{{}}]*)\}}")
 
 _NO_ZERO = re.compile(r"(?<![\w.])\.(?=[0-9])")  # the point of .5
 _SHORT_SCRIPT = re.compile(r"([\^_])\{([0-9]{1,2})\}")  # x^{2} is x^2, and 17_{8} is 17_8

@@ -26,7 +26,7 @@ from qwenvl.rewards.functions.expressions import (
 from qwenvl.rewards.functions.notation import grouped
 from qwenvl.rewards.functions.results import expression_in, result_of
 from qwenvl.rewards.functions.text import answer_of, normalized, solution_of
-from qwenvl.rewards.functions.units import split_unit, split_units
+from qwenvl.rewards.functions.units import are_one_unit, split_unit, split_units
 
 LONGEST = 500  # characters of an expression
 CPU_SECONDS = 2.0  # of computing that a pair may take, whatever else the machine does
@@ -38,9 +38,14 @@ _PRIMES = re.compile(r"(?<=\w)'+|\\prime\b")  # f'(x), 30'
 _BASE = re.compile(r"(?<=[0-9)])_\{?[0-9]")  # of the number 17_8
 
 # math-verify leaves out dots and remainders, and takes derivatives of names for 0.
-_TEXT_ALONE = re.compile(r"\\(?:[lc]?dots|[bp]?mod)(?![a-zA-Z])|\\frac\s?\{d[^\W\d_]?\}\s?\{d[^\W\d_]\}\s?[^=\s]")
+_DERIVATIVE = r"\\frac\s?\{d[^\W\d_]{0,2}\}\s?\{d[^\W\d_]\}"
+_TEXT_ALONE = re.compile(
+    rf"\\(?:[lc]?dots|[bp]?mod|partial|nabla)(?![a-zA-Z])|\.\.\.|\u2026|{_DERIVATIVE}\s?(?:[^=\s]|\Z)|\S\s?{_DERIVATIVE}"
+)
 _EITHER_SIGN = re.compile(r"\\pm(?![a-zA-Z])")  # of which math-verify reads that of a sum alone
+_IMAGINARY_UNIT = re.compile(r"(?<![A-Za-z\\])i(?![A-Za-z])")
 _UNIT_SIGNS = re.compile(r"%|\\circ|\\\$|[€£¥¢]")
+_PERCENT = re.compile(r"\s?\\?%\s*\Z")
 _CURRENCY = re.compile("[€£¥¢]")
 
 
@@ -87,7 +92,7 @@ class MathReward:
         if len(gold) > LONGEST:
             return f"the solution has {len(gold)} characters; at most {LONGEST} can be verified"
         part, _ = split_unit(gold)
-        expression = improper(_CURRENCY.sub("", part))
+        expression = improper(_PERCENT.sub("", _CURRENCY.sub("", part)))
         in_plain = plain(expression)
         if not is_mathematical(expression) or PLAIN_NUMBER.fullmatch(in_plain):
             return None
@@ -151,24 +156,33 @@ def compare_as_text(gold: str, answer: str | None) -> bool | tuple[str, str]:
     # (B) and B. are the option B, and no mathematics.
     if are_letters:
         return gold_text.strip("().") == answer_text.strip("().")
-    gold_part = improper(_CURRENCY.sub("", gold_part))
-    answer_part = improper(_CURRENCY.sub("", answer_part))
-    if gold_unit != answer_unit or not are_mathematical:
+    if not are_mathematical or not are_one_unit(gold_unit, answer_unit):
         return False
-    gold_plain = plain(gold_part)
-    answer_plain = plain(answer_part)
-    if PLAIN_NUMBER.fullmatch(gold_plain) and PLAIN_NUMBER.fullmatch(answer_plain):
-        number = fraction_of(gold_plain)
-        return number is not None and number == fraction_of(answer_plain)
-    if _BASE.search(gold_plain) or _BASE.search(answer_plain):
-        return False  # math-verify leaves the base out
-    if _differ_in_case(gold, answer):
-        return False  # math-verify does not tell N_2 from n_2
-    if has_several_numbers(gold_plain) or has_several_numbers(answer_plain):
-        return False  # several numbers: math-verify would read 1 2 as 12
-    if _TEXT_ALONE.search(gold_part) or _TEXT_ALONE.search(answer_part):
+    gold_part, answer_part = _without_percent(_CURRENCY.sub("", gold_part), _CURRENCY.sub("", answer_part))
+    parts = (gold_part, answer_part)
+    if any(_TEXT_ALONE.search(part) or _BASE.search(plain(part)) for part in parts):
+        return False  # math-verify leaves dots and bases out
+    values = compared_values(gold_part, answer_part)
+    if values is None:
         return False
-    return compared_values(gold_part, answer_part) or False
+    in_plain = [plain(value) for value in values]
+    if all(map(PLAIN_NUMBER.fullmatch, in_plain)):
+        number, other = map(fraction_of, in_plain)
+        return number is not None and number == other
+    if any(map(has_several_numbers, in_plain)) or _differ_in_case(*parts):
+        return False  # math-verify would read 1 2 as 12, and does not tell N_2 from n_2
+    return values
+
+
+def _without_percent(gold: str, answer: str) -> tuple[str, str]:
+    """Two expressions without the signs of percent that math-verify does not read: it knows those of numbers alone."""
+    found = [_PERCENT.search(each) for each in (gold, answer)]
+    without = [_PERCENT.sub("", each) for each in (gold, answer)]
+    if not all(found):
+        if all(PLAIN_NUMBER.fullmatch(plain(each)) for each in without):
+            return gold, answer
+        without = [rf"\frac{{{each}}}{{100}}" if sign else each for each, sign in zip(without, found, strict=True)]
+    return without[0], without[1]
 
 
 def _unit_signs(text: str) -> set[str]:
@@ -260,13 +274,16 @@ def _parsed(expression: str) -> Any:
 def _expression_of(text: str) -> Any:
     parser = require("latex2sympy2_extended.latex2sympy2", "rewards")
     grader = require("math_verify.grader", "rewards")
+    is_complex = _IMAGINARY_UNIT.search(text) is not None or grader.should_treat_as_complex(text)
     try:
-        return parser.latex2sympy(
+        found = parser.latex2sympy(
             text,
-            is_real=not grader.should_treat_as_complex(text),
+            is_real=not is_complex,
             normalization_config=None,
             conversion_config=parser.ConversionConfig(lowercase_symbols=False),
         )
+        letters = {each: require("sympy", "rewards").I for each in found.free_symbols if each.name == "i"}
+        return found.subs(letters) if letters else found
     except Exception:
         logging.getLogger(__name__).debug("%r cannot be parsed", text, exc_info=True)
         return None

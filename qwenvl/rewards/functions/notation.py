@@ -17,21 +17,31 @@ _DELIMITER = re.compile(r"(?<!\\)\\[\[\]()]")  # \[5\] and \(5\)
 _THOUSANDS_OF_LATEX = re.compile(r"(?<=[0-9])(?:\\[,;:!]|\{,\})(?=[0-9]{3}(?![0-9]))")  # 10\,000 and 10{,}000
 _COMMAS_OF_THOUSANDS = re.compile(r"(?<![\w.,(\[])(?<!\\\{)[0-9]{1,3}(?:,[0-9]{3})+(?![0-9,])")  # no pair, (100,200)
 _DERIVATIVE = re.compile(r"(?<![^\W_])d([A-Za-z]?)/d([A-Za-z])(?![^\W_])")  # dy/dx
-_SUPERSCRIPTS = re.compile("[⁺⁻]?[⁰¹²³⁴⁵⁶⁷⁸⁹ⁿ](?:[⁺⁻]?[⁰¹²³⁴⁵⁶⁷⁸⁹ⁿ])*")
-_SUBSCRIPTS = re.compile("[₀-₉]+")
+_SPACE = re.compile(r"(?<!\\)\\[,;:! ]|~|\\q?quad(?![a-zA-Z])")
+_ROMAN = re.compile(r"\{\\rm\s([^{}]*)\}")  # {\rm m}
+_WRAPPED = r"\\(?:text|textrm|mathrm)\s?\{[^{}]*\}(?:\^\{?[0-9]\}?)?"
+_FRACTION_OF_UNITS = re.compile(rf"\\[dt]?frac\s?\{{({_WRAPPED})\}}\s?\{{({_WRAPPED})\}}")  
+_RAISED = "⁰¹²³⁴⁵⁶⁷⁸⁹ⁿˣʸ"
+_SUPERSCRIPTS = re.compile(f"[⁺⁻]?[{_RAISED}](?:[⁺⁻]?[{_RAISED}])*")
+_SUBSCRIPTS = re.compile("[₀-₉ₙₓ]+")
 _FRACTION = re.compile(
     r"(?P<sign>[\^√/])?(?P<whole>(?<![0-9.])[0-9]{1,9})?\s?"
     r"(?P<fraction>[¼½¾⅐-⅞]|[⁰¹²³⁴-⁹]{1,9}\u2044[₀-₉]{1,9})"
     r"(?=(?P<power>\s?[\^⁻⁰¹²³⁴-⁹])|(?P<factor>\s?[(√]|\s?[^\W0-9])|)"
 )
-_NAME_OF_ROOT = r"(?P<root>(?<![\\A-Za-z])(?:sqrt|cbrt)|\^\{3\}√|[√∛])"
+_NAME_OF_ROOT = r"(?P<root>(?<![\\A-Za-z])(?:sqrt|cbrt)|\^\{(?P<degree>[0-9])\}√|[√∛])"
 _ROOT = re.compile(rf"{_NAME_OF_ROOT} ?(?P<radicand>[0-9]{{1,30}}(?:\.[0-9]{{1,30}})?|[^\W\d_](?![^\W\d_]))")
 _ROOT_OF_BRACKETS = re.compile(rf"{_NAME_OF_ROOT} ?\(")
+_BARE_ROOT = re.compile(r"(?<![\\A-Za-z])sqrt\s?(?=\{)")
+_GLUED_FUNCTION = re.compile(r"(?<![\\A-Za-z])(sin|cos|tan|ln|log)x(?![A-Za-z])")
 _GREEK_LETTERS = "αβγδεζηθικλμµνξπρστυφχψωΓΔΘΛΞΠΣΥΦΨΩ"  # those that have a command of LaTeX; one is the sign of micro
 _GREEK = re.compile(rf"(?<![\u0370-\u03ff])[{_GREEK_LETTERS}]{{1,2}}(?![\u0370-\u03ff])")  # more of them are a word
-_DASH_AS_MINUS = re.compile(r"(?<![\w)}\]])[\u2012-\u2014](?=[0-9.])")  # – and — stand between numbers in a range
+# – and — stand between numbers in a range, and in front of one or behind a letter they are a minus sign.
+_DASH_AS_MINUS = re.compile(r"(?<![0-9)}\]])[\u2012-\u2014](?=\s?[0-9.])")
 _TIMES_POWER = re.compile(r"(?<=[0-9])\s{0,4}[xX]\s{0,4}(?=10\s{0,4}(?:\^|\*\*))")  # 3 x 10^8
-_DEGREES = re.compile(r"(?<=[0-9])\s{0,4}deg(?:rees?)?(?![a-z])(?:\s{1,4}(?:([CF])(?![a-z])|(C)elsius|(F)ahrenheit))?")
+_DEGREES = re.compile(
+    r"(?<=[0-9])\s{0,4}(?:度|deg(?:rees?)?(?![a-z]))(?:\s{1,4}(?:([CF])(?![a-z])|(C)elsius|(F)ahrenheit))?"
+)
 _PERCENT = re.compile(r"(?<=[0-9])\s{0,4}percent(?![a-z])")
 _LE = re.compile(r"\\leq(?:slant)?(?![a-zA-Z])|<=")
 _GE = re.compile(r"\\geq(?:slant)?(?![a-zA-Z])|>=")
@@ -58,11 +68,14 @@ def in_latex(text: str) -> str:
         ['\\\\sqrt{2} x', '\\\\sqrt{(x+1)^2}']
     """
     text = _THOUSANDS_OF_LATEX.sub("", _DELIMITER.sub(" ", text))
+    text = _ROMAN.sub(r"\\text{\1}", _SPACE.sub(" ", text))
+    text = _FRACTION_OF_UNITS.sub(r"\1/\2", text).replace(r"\varnothing", r"\emptyset").replace("\u3001", ",")
     text = _COMMAS_OF_THOUSANDS.sub(lambda found: found[0].replace(",", ""), text)
     text = _DERIVATIVE.sub(r"\\frac{d\1}{d\2}", text)
     text = _TIMES_POWER.sub(r"\\times ", text)
     text = _DEGREES.sub(lambda found: rf"^{{\circ}}{found[1] or found[2] or found[3] or ''}", text)
     text = _PERCENT.sub(r"\\%", text)
+    text = _GLUED_FUNCTION.sub(r"\1 x", text)
     text = _NE.sub(r"\\ne ", _GE.sub(r"\\ge ", _LE.sub(r"\\le ", text)))
     if not text.isascii():
         text = _signs_in_latex(text)
@@ -73,7 +86,7 @@ def _signs_in_latex(text: str) -> str:
     text = _FRACTION.sub(_fraction_in_digits, text).strip()
     text = _SUPERSCRIPTS.sub(lambda found: f"^{{{_compatible(found[0])}}}", text)
     text = _SUBSCRIPTS.sub(lambda found: f"_{{{_compatible(found[0])}}}", text)
-    text = text.replace("\u2212", "-")  # the minus sign, also that of a superscript
+    text = text.replace("\u2212", "-").replace("\u2010", "-").replace("\u2011", "-")  # a minus sign and two hyphens
     text = _GREEK.sub(_greek_in_latex, text)
     return _DASH_AS_MINUS.sub("-", text).translate(_SYMBOLS)
 
@@ -89,7 +102,6 @@ def _fraction_in_digits(found: re.Match[str]) -> str:
     shown = f"{int(found['whole'] or 0) * denominator + numerator}/{denominator}"
     if found["sign"] or found["power"]:
         return f"{found['sign'] or ''}({shown})"
-    # The space parts it from a factor, as in 1/2 x: 1/2x is 1/(2x).
     return f" {shown} " if found["factor"] else f" {shown}"
 
 
@@ -103,6 +115,7 @@ def _greek_in_latex(found: re.Match[str]) -> str:
 
 def _roots_in_latex(text: str) -> str:
     """A text with ``sqrt(x + 1)``, ``sqrt2`` and the signs of roots as LaTeX has them."""
+    text = _BARE_ROOT.sub(r"\\sqrt", text)
     closing = closing_brackets(text)
     characters = list(text)
     for found in _ROOT_OF_BRACKETS.finditer(text):
@@ -114,8 +127,8 @@ def _roots_in_latex(text: str) -> str:
 
 
 def _root(found: re.Match[str]) -> str:
-    is_cubic = found["root"] in ("cbrt", "∛", "^{3}√")
-    return r"\sqrt[3]{" if is_cubic else r"\sqrt{"
+    degree = "3" if found["root"] in ("cbrt", "∛") else found["degree"]
+    return rf"\sqrt[{degree}]{{" if degree else r"\sqrt{"
 
 
 def closing_brackets(text: str) -> dict[int, int]:
@@ -133,7 +146,17 @@ def closing_brackets(text: str) -> dict[int, int]:
 # ---- grouping
 
 _SCIENTIFIC = re.compile(r"(?<![\w.])([0-9]+(?:\.[0-9]+)?)[eE]\+?(-?[0-9]{1,2})(?![\w.])")
-_FRACTION_AND_FACTOR = re.compile(r"(?<![\w.)}/^])([0-9]{1,30})/([0-9]{1,30})\s+(?=[A-Za-z(\\])")
+# 1/2 x, 1/2(x + 1) and π/2 x: what follows the fraction is its factor. Without the space, x/2y is x/(2y).
+_FACTOR = r"(?=[A-Za-z(]|\\(?!%|times|cdot|div|pm|le|ge|ne|in|cup|cap))"
+_FRACTION_OF_NUMBERS = re.compile(rf"(?<![\w.)}}/^])([0-9]{{1,30}})/([0-9]{{1,30}})\s*{_FACTOR}")
+_FRACTION_AND_FACTOR = re.compile(
+    r"(?<![\w.)}/^\\])((?:[0-9]{1,9}\s?)?(?:\\pi|\\sqrt\{[^{}]*\}|[A-Za-z]|\([^()]*\))|[0-9]{1,9})"
+    rf"\s?/([0-9]{{1,30}}|[A-Za-z])\s+{_FACTOR}"
+)
+_POWER_SIGN = re.compile(r"\s?(?:\^|\*\*)\s?")
+_DEGREES_OF_FUNCTION = re.compile(
+    r"(\\(?:sin|cos|tan|cot|sec|csc))\s*\(?\s*([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*\^\s?\{?\\circ\s?\}?\s*\)?"
+)
 _POWER_IN_BRACKETS = re.compile(r"\^\(([^()]*)\)")
 _SIGNED_POWER = re.compile(r"\^(-(?:[0-9]+|[A-Za-z]))")
 _BARE_NAME = re.compile(rf"(?<![\\A-Za-z])({FUNCTION_NAMES})(?![A-Za-z])")
@@ -148,9 +171,11 @@ def grouped(text: str) -> str:
         ['3 \\times 10^{5}', '\\frac{1}{2} x', '10^{-3}', '2\\pi ', 'x^{n+1}', '\\ln (2) / 3']
     """
     text = _SCIENTIFIC.sub(r"\1 \\times 10^{\2}", text)  # no product with e
-    text = _FRACTION_AND_FACTOR.sub(r"\\frac{\1}{\2} ", text)  # not 1/(2x)
-    text = _POWER_IN_BRACKETS.sub(r"^{\1}", text.replace("**", "^"))
+    text = _FRACTION_OF_NUMBERS.sub(r"\\frac{\1}{\2} ", text)  # not 1/(2x)
+    text = _FRACTION_AND_FACTOR.sub(r"\\frac{\1}{\2} ", text)
+    text = _POWER_IN_BRACKETS.sub(r"^{\1}", _POWER_SIGN.sub("^", text))
     text = _SIGNED_POWER.sub(r"^{\1}", text)
     text = text.replace("&", " & ")  # of matrices
     text = _BARE_NAME.sub(r"\\\1 ", text)  # no product of letters
+    text = _DEGREES_OF_FUNCTION.sub(r"\1(\\frac{\2\\pi}{180})", text)
     return _FUNCTION_OVER.sub(r"\\\1 (\2) /", text)  # not ln(2/3)

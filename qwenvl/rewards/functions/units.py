@@ -9,41 +9,41 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from qwenvl.rewards.functions.expressions import (
-    FUNCTION,
-    PLAIN_NUMBER,
-    WRAPPED_TEXT,
-    plain,
-    unwrapped,
-)
+from qwenvl.characters import CJK
+from qwenvl.rewards.functions.expressions import FUNCTION, PLAIN_NUMBER, WRAPPER, plain, unwrapped
 from qwenvl.rewards.functions.text import normalized
 
 _UNITS_OF_TWO_LETTERS = {"mm", "cm", "dm", "km", "nm", "um", "ft", "in", "yd", "mi", "ha", "ml", "cl", "dl", "mg", "kg"}
 _UNITS_OF_TWO_LETTERS |= {"lb", "oz", "ms", "ns", "us", "hr", "am", "pm", "hz", "pa", "ma", "mv", "kv", "mw", "kw"}
 _UNITS_OF_TWO_LETTERS |= {"gw", "mj", "kj", "kn", "ev", "db", "kb", "mb", "gb", "tb", "px"}
-_SHORT_UNIT = re.compile("[msghdctVAKNJWLl]|min")  # min is also a function
-# A number that a unit may follow: 5, 3e8, 3 \times 10^8.
-_NUMBER = re.compile(
-    rf"{PLAIN_NUMBER.pattern}(?:(?:\\times|\\cdot|[*\u00d7\u22c5])10(?:\^|\*\*)(?:-?[0-9]{{1,3}}|\{{-?[0-9]{{1,3}}\}}))?"
-)
-_UNIT_IN_WORDS = re.compile(r"[^\W\d_]{2,}(?: [^\W\d_]{2,}|/[^\W\d_]+)*")  # cm, square metres, km/h
+# These mean something else with other capitals: 5 mW and 5 MW, 5 mm and 5 mM. 5 CM and 5 Cm are 5 cm.
+_WITH_CASE = {"mm", "nm", "pm", "mM", "nM", "pM", "mg", "Mg", "mW", "MW", "mWh", "MWh", "mV", "MV", "mA", "MA", "pA"}
+_WITH_CASE |= {"Pa", "mPa", "MPa", "mJ", "MJ", "mN", "MN", "mHz", "MHz", "meV", "MeV", "mmol", "Mmol"}
+_WITH_CASE |= {"Mb", "MB", "Gb", "GB", "kb", "kB"}
+_SHORT_UNIT = re.compile(rf"[msghdctVAKNJWLl]|[{CJK}]|min|sec")  # min and sec are also functions
 _LENGTHS = {"mm", "cm", "dm", "km", "nm", "um", "ft", "in", "yd", "mi", "px"}
+
+# A number that a unit may follow: 5, 3e8, 3 \times 10^8.
+_POWER_OF_TEN = r"(?:\\times|\\cdot|[*\u00d7\u22c5])10(?:\^|\*\*)(?:-?[0-9]{1,3}|\{-?[0-9]{1,3}\})"
+_NUMBER = re.compile(rf"{PLAIN_NUMBER.pattern}(?:{_POWER_OF_TEN})?")
+_UNIT_IN_WORDS = re.compile(r"[^\W\d_]{2,}(?: [^\W\d_]{2,}|/[^\W\d_]+)*")  # cm, square metres, km/h
 _AFTER_NUMBER = re.compile(r"[^0-9}\])°%]*$")
-_MEGA = re.compile(r"M(?:Wh?|A|V|J|N|Hz|Pa|eV|B|bit)(?![^\W\d_])")  # MW, which is not mW
 
 # m/s^2, N m, square metres: words, and letters that are units, with powers.
-_SIMPLE_UNIT = rf"(?:[^\W\d_]{{2,}}|{_SHORT_UNIT.pattern})(?:\^\{{?-?[0-9]\}}?)?"
+_POWER = r"(?:\^(?:\{-?[0-9]\}|-?[0-9]))?"
+_SIMPLE_UNIT = rf"(?:[^\W\d_]{{2,}}|{_SHORT_UNIT.pattern}){_POWER}"
 _TIMES = r"\s*(?:\*|·|\\cdot)\s*"
 _COMPOUND_UNIT = re.compile(rf"{_SIMPLE_UNIT}(?:(?:\s*/\s*|{_TIMES}|\s+){_SIMPLE_UNIT})*")
 _NUMBER_AND_UNIT = re.compile(rf"(.*?[0-9]\}}?)\s*({_COMPOUND_UNIT.pattern})\s*")
+_EXPRESSION_AND_UNIT = re.compile(rf"(.*?(?:[0-9}})\]]|\\pi))\s*({_COMPOUND_UNIT.pattern})\s*")
 
 # The unit of 24 cm^2, which would be words beside mathematics. A lone letter, 24 x^2, may be a variable.
 _UNIT_WITH_POWER = re.compile(r"(?<=[0-9}]) ?([^\W\d_]{2,}) ?\^ ?\{?([0-9])\}?$")
 
-# The unit at the end of 5\,\text{ m}^2, and what may part it from its number.
-_WRAPPED_UNIT = re.compile(rf"{WRAPPED_TEXT.pattern}\s*(\^\{{?-?[0-9]\}}?)?\s*$")
-_SPACES_OF_LATEX = re.compile(r"(?:\s|\\[,;:!> ]|\\quad)+$")
-_ENDS_AS_A_NUMBER = re.compile(r"[0-9}\])°%]$")
+# The unit at the end of 5 \text{kg}\cdot\text{m}^2.
+_WRAPPED_UNIT = re.compile(rf"(?:{WRAPPER}\{{[^{{}}]*\}}\s*{_POWER}\s*(?:/|\*|\\cdot)?\s*)+$")
+_ENDS_AS_A_NUMBER = re.compile(r"(?:[0-9}\])°%]|\\pi)$")
+_NEGATIVE_POWER = re.compile(r"\s?([^\W\d_]+)\^-([0-9])")
 
 
 def is_unit(text: str) -> bool:
@@ -53,34 +53,35 @@ def is_unit(text: str) -> bool:
         >>> [is_unit(text) for text in ("cm^2", "ways", "m/s.")]
         [True, False, True]
     """
-    shown = unwrapped(text).rstrip(".")
+    shown = unwrapped(text).replace(" ^", "^").rstrip(".")
     letters = re.findall(r"[^\W\d_]+", shown)
     are_known = all(_SHORT_UNIT.fullmatch(each) or each.lower() in _UNITS_OF_TWO_LETTERS for each in letters)
     return are_known and _COMPOUND_UNIT.fullmatch(shown) is not None
 
 
-def split_unit(text: str) -> tuple[str, str]:
-    r"""An expression and the name of the unit behind it, or an empty name where nothing or something else follows it.
+def are_one_unit(name: str, other: str) -> bool:
+    """Whether two names of units, as ``split_unit`` has them, are the same.
 
     Example:
-        >>> split_unit("2.5 Cars"), split_unit(r"\frac{1}{2} \text{ m}^2"), split_unit("x + 1")
-        (('2.5', 'cars'), ('\\frac{1}{2}', 'm^2'), ('x + 1', ''))
+        >>> are_one_unit("CM", "cm"), are_one_unit("mW", "MW"), are_one_unit("m", "M")
+        (True, False, False)
     """
-    found = _unit_in_latex(text)
-    if found is not None:
-        return found
-    shown = unwrapped(text)
-    for find in (_rate, _unit_with_power, _short_unit, _unit_in_words):
-        found = find(shown)
-        if found is not None:
-            return found
-    return text, ""
+    parts = re.split(r"([^\W\d_]+)", name)
+    others = re.split(r"([^\W\d_]+)", other)
+    return len(parts) == len(others) and all(map(_are_one_word, parts, others))
+
+
+def _are_one_word(word: str, other: str) -> bool:
+    if word == other:
+        return True
+    have_case = len(word) == 1 or (word in _WITH_CASE and other in _WITH_CASE)
+    return not have_case and word.casefold() == other.casefold()
 
 
 def split_units(text: str, other: str) -> tuple[tuple[str, str], tuple[str, str]]:
     r"""``split_unit`` of two expressions that are compared.
 
-    A letter behind more than a plain number may be a variable. It is a unit where the other expression has that unit.
+    Letters behind more than a plain number may be variables. They are a unit where the other expression has that unit.
 
     Example:
         >>> split_units(r"\frac{3}{2} m", "1.5 m"), split_units(r"\frac{3}{2} m", r"\frac{m}{2}")
@@ -96,32 +97,52 @@ def split_units(text: str, other: str) -> tuple[tuple[str, str], tuple[str, str]
 
 
 def _known_unit(text: str, unit: str) -> tuple[str, str] | None:
-    """An expression and the letter behind it that is known to be a unit."""
-    shown = unwrapped(text)
-    if not (_SHORT_UNIT.fullmatch(unit) and shown.endswith(unit)):
+    """An expression and the letters behind it that are known to be a unit."""
+    found = _EXPRESSION_AND_UNIT.fullmatch(unwrapped(text))
+    if found is None or not are_one_unit(_name_of_unit(found[2]), unit):
         return None
-    number = shown.removesuffix(unit).rstrip()
-    return (number, unit) if _ENDS_AS_A_NUMBER.search(number) else None
+    return found[1], unit
+
+
+def split_unit(text: str) -> tuple[str, str]:
+    r"""An expression and the name of the unit behind it, or an empty name where nothing or something else follows it.
+
+    Example:
+        >>> split_unit("2.5 Cars"), split_unit(r"\frac{1}{2} \text{ m}^2"), split_unit("x + 1")
+        (('2.5', 'Cars'), ('\\frac{1}{2}', 'm^2'), ('x + 1', ''))
+    """
+    found = _unit_in_latex(text)
+    if found is not None:
+        return found
+    shown = unwrapped(text)
+    for find in (_compound_unit, _unit_with_power, _short_unit, _unit_in_words):
+        found = find(shown)
+        if found is not None:
+            return found
+    return text, ""
 
 
 def _unit_in_latex(text: str) -> tuple[str, str] | None:
-    r"""That of ``5\,\text{m}^2``."""
+    r"""That of ``5 \text{m}^2``."""
     shown = text.replace("$", " ").replace("~", " ")
     found = _WRAPPED_UNIT.search(shown)
     if found is None:
         return None
-    number = _SPACES_OF_LATEX.sub("", shown[: found.start()])
-    words = found[1].strip()
-    is_unit = _COMPOUND_UNIT.fullmatch(words) is not None and not FUNCTION.fullmatch(words)
-    if not (is_unit and _ENDS_AS_A_NUMBER.search(number)):
+    number = shown[: found.start()].rstrip()
+    unit = unwrapped(found[0]).replace(" ^", "^")
+    is_named = _COMPOUND_UNIT.fullmatch(unit) is not None and (unit == "sec" or not FUNCTION.fullmatch(unit))
+    if not (is_named and _ENDS_AS_A_NUMBER.search(number)):
         return None
-    return number, _name_of_unit(words + (found[2] or ""))
+    return number, _name_of_unit(unit)
 
 
-def _rate(text: str) -> tuple[str, str] | None:
-    """That of ``5 m/s``, behind a plain number alone: elsewhere letters on both sides of a slash may be variables."""
+def _compound_unit(text: str) -> tuple[str, str] | None:
+    """That of ``5 m/s`` and ``5 kg m^2``, behind a plain number alone: elsewhere letters may be variables."""
     found = _NUMBER_AND_UNIT.fullmatch(text)
-    if found is None or "/" not in found[2] or not _NUMBER.fullmatch(plain(found[1])):
+    if found is None or not _is_number(found[1]):
+        return None
+    has_several_parts = "/" in found[2] or len(re.findall(r"[^\W\d_]+", found[2])) > 1
+    if not has_several_parts or not re.search(r"[/^]|\\cdot|\*", found[2]):
         return None
     return found[1], _name_of_unit(found[2])
 
@@ -133,14 +154,14 @@ def _unit_with_power(text: str) -> tuple[str, str] | None:
         return None
     if len(found[1]) == 2 and found[1].lower() not in _LENGTHS:
         return None
-    return text[: found.start()], f"{normalized(found[1])}^{found[2]}"
+    return text[: found.start()], f"{found[1]}^{found[2]}"
 
 
 def _short_unit(text: str) -> tuple[str, str] | None:
     """That of ``5 m``, behind a plain number alone: in ``2 x m`` the letter may be a variable."""
     number, tail = _split_tail(text)
     unit = tail.strip()
-    if not (_SHORT_UNIT.fullmatch(unit) and _NUMBER.fullmatch(plain(number))):
+    if not (_SHORT_UNIT.fullmatch(unit) and _is_number(number)):
         return None
     return number, unit
 
@@ -148,17 +169,21 @@ def _short_unit(text: str) -> tuple[str, str] | None:
 def _unit_in_words(text: str) -> tuple[str, str] | None:
     """That of ``2.5 cars``."""
     number, tail = _split_tail(text)
-    unit = normalized(tail)
-    if not number or not _UNIT_IN_WORDS.fullmatch(unit) or FUNCTION.search(unit):
+    unit = tail.strip(" .")
+    shown = normalized(tail)
+    if not number or not _UNIT_IN_WORDS.fullmatch(shown) or FUNCTION.search(shown) or _may_be_a_product(shown):
         return None
-    if _may_be_a_product(unit):
-        return None
-    return number, _with_mega(tail.strip(), unit)
+    return number, _name_of_unit(unit)
+
+
+def _is_number(text: str) -> bool:
+    """Whether a text is a number, perhaps with a name in front: ``v = 5``."""
+    return _NUMBER.fullmatch(plain(text.rpartition("=")[2])) is not None
 
 
 def _may_be_a_product(letters: str) -> bool:
     """Whether letters behind a number are no known unit, as in ``2ab``."""
-    return len(letters) == 2 and letters.lower() not in _UNITS_OF_TWO_LETTERS
+    return len(letters) == 2 and letters.isascii() and letters.lower() not in _UNITS_OF_TWO_LETTERS
 
 
 def _split_tail(text: str) -> tuple[str, str]:
@@ -168,19 +193,13 @@ def _split_tail(text: str) -> tuple[str, str]:
 
 
 def _name_of_unit(text: str) -> str:
-    r"""A unit in one notation. Words have small letters; of lone letters and of ``MW`` these are other units.
+    r"""A unit in one notation.
 
     Example:
-        >>> _name_of_unit("KM / h"), _name_of_unit(r"N \cdot m^{2}"), _name_of_unit("MW"), _name_of_unit("Metres")
-        ('km/h', 'N m^2', 'Mw', 'metres')
+        >>> _name_of_unit("km / h"), _name_of_unit(r"N \cdot m^{2}"), _name_of_unit("m s^{-2}")
+        ('km/h', 'N m^2', 'm/s^2')
     """
-    name = re.sub(
-        r"[^\W\d_]{2,}", lambda word: _with_mega(word[0], word[0].lower()), re.sub(_TIMES, " ", text)
-    )
-    name = re.sub(r"\s*/\s*", "/", name.replace("{", "").replace("}", ""))
+    name = re.sub(_TIMES, " ", text).replace("{", "").replace("}", "")
+    name = re.sub(r"\s*/\s*", "/", name)
+    name = _NEGATIVE_POWER.sub(lambda found: f"/{found[1]}" + f"^{found[2]}" * (found[2] != "1"), name)
     return " ".join(name.split())
-
-
-def _with_mega(written: str, small: str) -> str:
-    """A unit in small letters, but for the M of a million, which would be a thousandth."""
-    return f"M{small[1:]}" if _MEGA.match(written) else small
