@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, Literal
 
 from qwenvl.rewards.function import arguments_of
-from qwenvl.rewards.functions import actions, answers, grounding, looking, maths, models, shaping, timelines
+from qwenvl.rewards.functions import actions, answers, choices, grounding, looking, maths, models, shaping, timelines
 from qwenvl.rewards.functions.text import normalized
 from qwenvl.rewards.kinds import KINDS, kind_called
 from qwenvl.timeline import TimedStep
@@ -121,7 +121,7 @@ class Entry:
 
 
 def _letters(answer: str, prompt: Any) -> Any:
-    return answers.letters(answer) or None
+    return choices.letters(answer) or None
 
 
 def _yes_or_no(answer: str, prompt: Any) -> bool | None:
@@ -171,7 +171,7 @@ TABLE: dict[str, Entry] = {
     "repetition": _form(shaping.repetition, -1, 0),
     "soft_overlong": _form(shaping.soft_overlong, -1, 0),
     "length_window": _form(shaping.length_window, 0, 0.2),
-    "multiple_choice": Entry(answers.multiple_choice, 0, 1, answers.check_letters, reads=_letters),
+    "multiple_choice": Entry(choices.multiple_choice, 0, 1, choices.check_letters, reads=_letters),
     "yes_no": Entry(answers.yes_no, 0, 1, answers.check_yes_no, reads=_yes_or_no),
     "exact_match": Entry(answers.exact_match, 0, 1, answers.check_text),
     "numeric": Entry(answers.numeric, 0, 1, answers.check_number, reads=_number),

@@ -16,7 +16,8 @@ from qwenvl.rewards.functions.actions import (
     names_in,
     steps_of_list,
 )
-from qwenvl.rewards.functions.answers import affirms, letters
+from qwenvl.rewards.functions.answers import affirms
+from qwenvl.rewards.functions.choices import letters
 from qwenvl.rewards.functions.grounding import boxes_in, spans_in
 from qwenvl.rewards.functions.text import ANSWER_LIMIT, first_block, normalized, solution_of, unified
 from qwenvl.rewards.kinds import LABELS, kind_called

@@ -21,6 +21,8 @@ _ONE_OR_TWO = re.compile(r"[0-9]+,[0-9]+(?:\s?[^\W\d_]{1,5})?")  # 3,5 and 3,5 N
 _FROM_TO = re.compile(r"\)[ \t]*(?:[-\u2010-\u2015~]+|\.{2,3}|\u2026|(?:to|through|until|till|bis)\b)\s*\(\s*[0-9]")
 # No dash and no dot: 2-5 may be four steps, and 2.5 is none.
 _BETWEEN_NUMBERS = re.compile(r"(?:[\s,;|&+/#>(){}\[\]\u2022\u2192\u21d2\u3001]|[-=]>)+")
+# Around numbers: Markdown, LaTeX, the quotes of JSON, and the dashes of a list.
+_MARKUP = re.compile(r"[*`$\"']|\\boxed\b|^\s*-\s", re.MULTILINE)
 _BARE_NUMBER = re.compile(r"([0-9]{1,9})(?:\.0)?")  # of a column with gaps tables write 2.0
 _WORDS_BESIDE_NUMBERS = frozenset(
     ("", "and", "then", "first", "next", "finally", "step", "steps", "action", "actions")
@@ -37,9 +39,9 @@ _SIGNS = (
     r"[\s!-/:-@\[-^`{-~\u00a1\u00ab\u00b7\u00bb\u00bf"  # those of ASCII, but for _, and of Latin languages
     r"\u2010-\u2027\u2030-\u205e\u2190-\u22ff\u2500-\u27bf\u3001-\u301f]"  # dashes, arrows, symbols, Chinese ones
 )
-_BETWEEN = rf"{_SIGNS}|[0-9]{{1,3}}[.)](?=\s)|\b(?:and|then|first|next|finally)\b"
+_BETWEEN = rf"{_SIGNS}|[0-9]{{1,3}}[.)](?=\s)|\b(?:and|then|first|next|finally)\b|然后|接着|最后|首先|以及|和"
 # In front of a name its number in the list, "step 2: insert the fan". That of "2. insert the fan" may count items.
-_OWN_NUMBER = r"(?:(?:step|action)\s)?([0-9]{1,9})\s?[:-]?\s"
+_OWN_NUMBER = r"(?:(?:step|action)\s)?\[?([0-9]{1,9})\]?\s?[:-]?\s"
 _ENDS_A_PHRASE = frozenset(",;>\u2192\u21d2|\u3001\u3002")
 
 
@@ -204,7 +206,7 @@ def bare_numbers(text: str) -> frozenset[int]:
 
     Not those of ``2-3``, which may mean more steps.
     """
-    words = [word.rstrip(".:") for word in _BETWEEN_NUMBERS.split(text.casefold())]
+    words = [word.rstrip(".:") for word in _BETWEEN_NUMBERS.split(_MARKUP.sub("", text.casefold()))]
     numbers = [_BARE_NUMBER.fullmatch(word) for word in words if word not in _WORDS_BESIDE_NUMBERS]
     return frozenset(int(number[1]) for number in numbers if number) if all(numbers) else frozenset()
 

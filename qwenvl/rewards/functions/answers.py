@@ -1,4 +1,4 @@
-"""Rewards for answers in words (choices, yes or no, text), in numbers, and in arithmetic (Countdown)."""
+"""Rewards for answers in words (yes or no, text), in numbers, and in arithmetic (Countdown)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ast
 import operator
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from decimal import Decimal
 from fractions import Fraction
 from functools import partial
@@ -17,63 +17,11 @@ from typing import Annotated, Any
 from qwenvl.characters import CJK
 from qwenvl.files import require
 from qwenvl.rewards.function import Argument
-from qwenvl.rewards.functions.text import answer_of, normalized, pairs, solution_of, unreadable
+from qwenvl.rewards.functions.text import alike, answer_of, normalized, pairs, unreadable
 
-_SPLIT = re.compile(r"[\s,;/&\u3001]+")
-_RUN = re.compile(r"[A-H]{2,8}")
-# "B. a cat", "b) a cat" and, with Chinese signs and no space, "B、..."
-_MARKED = re.compile(
-    r"(?P<before>^|[\n,;/&|]|\b(?:and|or)\b)[ \t]{0,8}(?P<bracket>[(\[]?)"
-    rf"(?:(?P<capital>[A-Z])(?:[).:\]](?=\s|$|[{CJK}])|[\u3001\u3002])|(?P<small>[a-z])[).:\]](?=\s))"
-)
-_OPTIONS = "ABCDEFGH"
-_LAST_OPTION = _OPTIONS[-1]  # letters behind it begin names: "B. Carl and J. Smith"
-# "(A) left (C) up". Behind another notation, "B. screw (A)", brackets belong to a text.
-_IN_BRACKETS = re.compile(r"(?:(?<=\s)|^)[(\[]([A-Z])[)\]](?=\s|$)")
-# In front of a choice, in words and in Chinese.
-_ANNOUNCED = r"\b(?i:answer|option|choice|antwort)s?(?: is| are)?"
-_ANNOUNCED_IN_CHINESE = "答案[是为為]?|选项?"
-# A small letter must end what is said: "the answer is a man" chooses nothing.
-_SAID = re.compile(
-    # "Option A, not option B" chooses one.
-    rf"(?:(?<!\bnot ){_ANNOUNCED}|{_ANNOUNCED_IN_CHINESE}):? ?"
-    # "Answer: A man" chooses nothing either, and "the answer is A because" does.
-    r"[(\[]?(?:([A-Z])\b(?!(?<=A) (?!(?:as|and|because|but|for|if|is|or|since|which|with)\b)[a-z])"
-    # "Option B is wrong" chooses nothing.
-    r"(?![)\]]?\s{1,4}(?:is|are)\s{1,4}(?:not|incorrect|wrong|false)\b)"
-    r"|([a-z])(?=[)\]]?\s{0,4}[.,;]?\s{0,4}(?:$|\n)))"
-)
-# "the answer is A or B": several letters, and not the first one.
-_SAID_SEVERAL = re.compile(
-    rf"(?:{_ANNOUNCED}|{_ANNOUNCED_IN_CHINESE}):? ?"
-    # "I" before a word is no choice: "the answer is B, I am sure".
-    r"([(\[]?[A-Z][)\]]?(?:\s{0,4}(?:,|/|&|、|和|,? ?\b(?:and|or)\b)\s{0,4}(?!I\s+[a-z])[(\[]?[A-Z]\b[)\]]?)+)"
-)
-# "D. A and B": a letter with the text of its option, and no list.
-_WITH_A_TEXT = re.compile(r"[(\[]?([A-Za-z])[).:\]][ \t]{1,8}(?!(?:and|or)\b)\w")
-# A letter that may be another choice: "A. left C. up".
-_LONE_MARK = re.compile(r"(?<![\w(\[])([A-H])[).:\]](?=\s{1,9}\S)|[,;]\s{0,4}([A-H])[).:\]]\s{0,4}\Z")
-# A solution that accepts several letters, and not all of them together: "B or C".
-_OR_ANOTHER = re.compile(r"(?<!\w)[A-Z][)\]]?,? or [(\[]?[A-Z](?!\w)")
-# A wrapper of LaTeX without another one in it: what \boxed{\text{B}} says is found from the inside out.
-_BOXED = re.compile(r"\\(?:boxed|fbox|text|textbf|mathrm|mathbf|mbox)\s{0,4}\{([^{}]*)\}")
-_MOST_BOXES = 3
-_MARKUP = str.maketrans("", "", "*`$")  # of Markdown and LaTeX: **B**, $B$
-_AROUND_CHOICE = "()[]{}.:\u3002\u3001"
-_QUOTED_LETTER = re.compile(r"(['\"])([A-Z])\1")
-# A letter and what is said of it: "B - left", "B (left)", "B because it moves", "B is correct", "I choose B".
-_CHOICE = r"[(\[]?([A-H])[)\]]?"
-_BEFORE_ITS_TEXT = rf"{_CHOICE}\s{{1,4}}[-\u2010-\u2015\u2192]\s{{1,4}}\w{{2,}}"
-_SAID_ALONE = (
-    re.compile(rf"{_BEFORE_ITS_TEXT}(?!(?s:.){{0,2000}}[\s,;]{_BEFORE_ITS_TEXT})"),
-    re.compile(r"([A-H])\s{1,4}\([^()]{2,}\)\Z"),
-    re.compile(rf"{_CHOICE},?\s{{1,4}}(?:because|since|as)\b"),
-    re.compile(rf"{_CHOICE} (?:is|would be) (?:the )?(?:correct|right|best)(?: answer| option| choice| one)?[.!]?\Z"),
-    re.compile(rf"(?i:(?:I|we)(?:'d| would| will)? (?:choose|pick|select|say|go with)) {_CHOICE}[.!]?\Z"),
-    re.compile(rf"(?i:it(?: is|'s|\u2019s)) {_CHOICE}[.!]?\Z"),
-)
 _YES_NO = re.compile(r"\b(?:yes|no)\b")
-_NEITHER = re.compile(r"^(?:yes|no)\s?(?:/|\bor\b)\s?(?:yes|no)\b|\bnot (?:yes|no)\b")
+_NEITHER = re.compile(r"^(?:yes|no)\s?(?:/|\bor\b)\s?(?:yes|no)\b|(?:\bnot|n't|\bnever|\bcannot say) (?:yes|no)\b")
+_ANSWER_IS = re.compile(r"\banswer(?: is|:) (yes|no)\b(?!\s?(?:/|or\b|and\b))")
 _BOTH = re.compile(r"(?:yes|no)\W{0,4}(?:(?:or|and|but)\b\W{0,4}(?:also\s)?)?(?:yes|no)\W*")  # and nothing else
 # Vowel signs and accents of many scripts are marks, which belong to the letters in front of them.
 _BLOCKS_WITH_MARKS = (range(0x300, 0x1E00), range(0x20D0, 0x2100), range(0xA600, 0xAC00), range(0x10A00, 0x12000))
@@ -87,17 +35,7 @@ def exact_match(completions: list[str], solution: list[str], **columns: Any) -> 
 
     Case, runs of white space, outer dots and quotes, and full-width forms of characters do not matter.
     """
-    return _alike(normalized, completions, solution)
-
-
-def multiple_choice(completions: list[str], solution: list[str], **columns: Any) -> list[float]:
-    r"""1 if the answer chooses the same letters as the solution, else 0.
-
-    Several letters compare as sets. Read as letters: "B", "b", "(B)", "B. some text", "b) some text", "A, C", "A and
-    C", "AC" (A to H, rising), "the answer is B", "I choose B", "B because it moves", and each
-    of these in quotes, in Markdown, "**B**", or in a LaTeX box, "\boxed{B}".
-    """
-    return _alike(letters, completions, solution)
+    return alike(normalized, completions, solution)
 
 
 def yes_no(completions: list[str], solution: list[str], **columns: Any) -> list[float]:
@@ -106,7 +44,7 @@ def yes_no(completions: list[str], solution: list[str], **columns: Any) -> list[
     An answer that begins with one of the words says it. One that holds only one of them elsewhere says that one.
     "yes or no", "yes/no" and "not yes" say neither.
     """
-    return _alike(affirms, completions, solution)
+    return alike(affirms, completions, solution)
 
 
 def ocr(completions: list[str], solution: list[str], **columns: Any) -> list[float]:
@@ -145,118 +83,15 @@ def rouge(completions: list[str], solution: list[str], **columns: Any) -> list[f
     return scores
 
 
-def letters(text: str) -> set[str]:
-    """The choices that a text makes, as capital letters.
-
-    Example:
-        >>> sorted(letters("(A), C")), sorted(letters("B. a cat")), sorted(letters("a cat"))
-        (['A', 'C'], ['B'], [])
-        >>> sorted(letters("The answer is A or B.")), sorted(letters("The answer is B."))
-        (['A', 'B'], ['B'])
-    """
-    for _ in range(_MOST_BOXES):
-        text = _BOXED.sub(r"\1", text)
-    text = text.translate(_MARKUP).strip().strip("\"'\u201c\u201d\u300c\u300d")
-    text = _QUOTED_LETTER.sub(r"\2", text).replace(")(", ") (")
-    said_alone = [found[1] for found in (pattern.match(text) for pattern in _SAID_ALONE) if found]
-    if said_alone:
-        return set(said_alone)
-    parts = [part for part in _SPLIT.split(text) if part]
-    words = [part.strip(_AROUND_CHOICE) for part in parts if part not in ("and", "or")]
-    are_marked = {part[-1] in ").:]" for part in parts}
-    is_list = len(words) < len(parts) or any(mark in text for mark in ",;/&")
-    if _WITH_A_TEXT.match(text) and are_marked == {True, False}:
-        is_list = False
-    # "B. x" is the choice B with its text, "B x" and "(B) (X)" are two choices.
-    if is_list or len(are_marked) == 1:
-        if all(len(word) == 1 and word.isascii() and word.isalpha() for word in words):
-            return {word.upper() for word in words}
-        if len(words) == 1 and _RUN.fullmatch(words[0]) and list(words[0]) == sorted(set(words[0])):
-            return set(words[0])
-    several = _SAID_SEVERAL.search(text)
-    said = _SAID.search(text)
-    # Not those of "D. Both options A and B" and of "The answer is D because options A and B are wrong".
-    is_first = several is not None and (said is None or several.start() <= said.start())
-    if several is not None and is_first and not _WITH_A_TEXT.match(text):
-        return set(re.findall("[A-Z]", several[1]))
-    if said is not None and not _MARKED.match(text):
-        choices = [(capital or small).upper() for capital, small in _SAID.findall(text)]
-        return set(choices[:1]) if several else set(choices)
-    if _IN_BRACKETS.match(text):
-        in_brackets = _IN_BRACKETS.findall(text)
-        return _marked(text) | {letter for letter in in_brackets if in_brackets[0] <= letter <= _LAST_OPTION}
-    return _marked(text)
-
-
-def _marked(text: str) -> set[str]:
-    """The letters with a sign behind them, of which the first one says how the others are written.
-
-    Within a line only those count that follow the last one in the alphabet and have a text: in "D. Both A and B."
-    and "B. Carl and J. Smith" there is one choice.
-    """
-    chosen: list[str] = []
-    notation = None
-    for found in _MARKED.finditer(text):
-        letter = (found["capital"] or found["small"]).upper()
-        own = (bool(found["bracket"]), bool(found["capital"]))
-        if notation is None:
-            notation = own
-            chosen.append(letter)
-            continue
-        begins_a_line = found["before"] in ("", "\n")
-        follows = chosen[-1] < letter <= _LAST_OPTION and bool(text[found.end() :].strip())
-        if own == notation and (begins_a_line or follows):
-            chosen.append(letter)
-    return set() if _lists_options(text, chosen) else set(chosen)
-
-
-def _lists_options(text: str, chosen: Sequence[str]) -> bool:
-    """Whether a text lists all options in a line, "A. left B. right C. up", of which the first would be the choice.
-
-    A single other letter may belong to the text of an option, "B. Vitamin D. It helps", and so may letters that do not
-    follow each other.
-    """
-    others = _other_marks(text, chosen)
-    in_order = "".join(sorted(others.union(chosen)))
-    return len(others) > 1 and in_order in _OPTIONS
-
-
-def _other_marks(text: str, chosen: Iterable[str]) -> set[str]:
-    """The letters of a text that may be choices, too, beside those that are read as chosen."""
-    return {mark or last for mark, last in _LONE_MARK.findall(text)} - set(chosen)
-
-
 def affirms(text: str) -> bool | None:
     """Whether a text says yes (True), no (False), or neither or both (None)."""
     plain = normalized(text)
-    said = _YES_NO.findall(plain)
+    said = _ANSWER_IS.findall(plain) or _YES_NO.findall(plain)
     if not said or _NEITHER.search(plain):
         return None
     if len(set(said)) > 1 and (_BOTH.fullmatch(plain) or not plain.startswith(said[0])):
         return None
     return said[0] == "yes"
-
-
-def _alike(read: Callable[[str], Any], completions: list[str], solution: list[str]) -> list[float]:
-    """1 where ``read`` finds something in the solution and the same in the answer, else 0."""
-    scores = []
-    for answer, truth in pairs(completions, solution):
-        expected = read(truth)
-        is_readable = answer is not None and expected not in (None, set())
-        scores.append(float(is_readable and read(answer or "") == expected))
-    return scores
-
-
-def check_letters(solution: str, fields: Mapping[str, Any] | None = None) -> str | None:
-    """The reason why a solution chooses no letters, or leaves open which. None: it chooses some."""
-    text = solution_of(solution)
-    if _OR_ANOTHER.search(text):
-        return f"the solution must choose letters, and all of them are compared: which is right, {solution[:80]!r}?"
-    chosen = letters(text)
-    others = _other_marks(text, chosen)
-    if chosen and others:
-        return f"the solution must choose letters, and {solution[:80]!r} may choose {others.pop()} too: write A, C"
-    return unreadable(letters, 'must choose letters like "B" or "A, C"', solution)
 
 
 check_text = partial(unreadable, _WORD.search, "holds no word")
@@ -278,7 +113,7 @@ Tolerance = Annotated[float, Argument("Error that is accepted, times the solutio
 _NUMBER = re.compile(
     r"(?<![0-9.])[-+]?(?:[1-9][0-9]{0,2}(?:,[0-9]{3}){1,6}(?![0-9])|[0-9]{1,30})(?:\.[0-9]{1,30})?"
     r"(?:[eE][-+]?[0-9]{1,2})?(?!\.?[0-9]|[\u00b2\u00b3\u00b9\u00bc-\u00be\u2070-\u2079\u2150-\u215e])"
-    r"(?!B\b|\s?(?:\u03c0|\\?pi\b)|\s?(?:[kKM]|(?i:hundred|thousand|million|billion|trillion|dozen|lakh|crore|bn|mn|mio|mrd)s?)\b|\s?[\u4e07\u5343\u4ebf])"
+    r"(?!B\b|\s?(?:\u03c0|\\?pi\b)|\s?(?:[kKM]|(?i:hundred|thousand|million|billion|trillion|dozen|lakh|crore|bn|mn|mio|mrd)s?)\b|\s?[\u4e07\u5343\u4ebf\u767e\u5341])"
 )
 
 # ".5" is written "0.5": a dot alone in front of digits is what takes them for no number.
@@ -290,6 +125,18 @@ _MINUS_IN_WORDS = re.compile(r"\b(?:minus|negative)\s(?=[0-9])", re.IGNORECASE)
 _HYPHEN = re.compile(rf"(?<=[^\W\d_{CJK}])(?<![0-9][eE])-(?=[0-9])")  # of "step-3", and not of 2e-3
 # One apart from its number may be a minus sign, begin an item of a list, or stand between a word and the number.
 _UNCLEAR_MINUS = re.compile(rf"(?<![0-9)])(?<![0-9)]\s){_DASH}\s{{1,20}}(?=[0-9])")
+# Powers of ten as e: 3×10⁸ and 3 x 10^8 are 3e8.
+_TIMES_TEN = re.compile(
+    r"(?<=[0-9])\s?(?:[\u00d7\u22c5\u00b7xX*]|\\(?:times|cdot))\s?10\s?"
+    r"(?:\^\s?\{?([-\u2212]?[0-9]{1,2})\}?|([\u207b\u207a]?[\u2070\u00b9\u00b2\u00b3\u2074-\u2079]{1,2}))(?![0-9])"
+)
+_POWER_OF_LETTERS = re.compile(r"(?<=[A-Za-z}])\^\{?-?[0-9]\}?")  # of 24 cm^2
+_CURRENCY = "$\u20ac\u00a3\u00a5"
+_SIGNED_CURRENCY = re.compile(rf"([-\u2010-\u2015\u2212])\s?[{_CURRENCY}]\s?(?=[0-9.])")  # -$5
+# What has other numbers than those that are read: 2³ + 1, √3 + 1, 5 ½ and 5 ± 1.
+_OTHER_NUMBERS = re.compile(
+    r"[0-9]\s?[\u00b2\u00b3\u00b9\u00bc-\u00be\u2070-\u2079\u2150-\u215e](?![0-9])|\u00b1|\+/-|\u221a|\\?sqrt\b|[0-9]\s?(?:\u03c0|\\?pi\b)"
+)
 _FUNCTION_OF = re.compile(r"(?:\u221a|\bsqrt|\\(?:sqrt|log|ln|exp|sin|cos|tan))\s?[({\[]?\s?[-+]?(?=[0-9])")
 _NO_NUMBER = "."  # in front of digits, which then are none
 
@@ -314,15 +161,23 @@ def numbers_in(text: str) -> list[Decimal]:
         >>> numbers_in("1,250 of 3.0 or -2")
         [Decimal('1250'), Decimal('3.0'), Decimal('-2')]
     """
-    text = _MINUS_IN_WORDS.sub("-", _WITHOUT_A_ZERO.sub("0.", text))
+    text = _POWER_OF_LETTERS.sub("", _TIMES_TEN.sub(_with_e, text))
+    text = _MINUS_IN_WORDS.sub("-", _WITHOUT_A_ZERO.sub("0.", _SIGNED_CURRENCY.sub(r"\1", text)))
     text = _FUNCTION_OF.sub(_NO_NUMBER, text)
     text = _UNCLEAR_MINUS.sub(_NO_NUMBER, _MINUS.sub("-", _HYPHEN.sub(" ", text)))
     return [Decimal(number.replace(",", "")) for number in _NUMBER.findall(text)]
 
 
+def _with_e(found: re.Match[str]) -> str:
+    exponent = unicodedata.normalize("NFKC", found[1] or found[2]).replace("\u2212", "-")
+    return f"e{exponent}"
+
+
 def only_number(text: str | None) -> Decimal | None:
     """The number of a text that holds exactly one, or None for none or several."""
-    numbers = numbers_in(text or "")
+    if text is None or _OTHER_NUMBERS.search(_TIMES_TEN.sub(_with_e, text)):
+        return None
+    numbers = numbers_in(text)
     return numbers[0] if len(numbers) == 1 else None
 
 

@@ -124,6 +124,16 @@ def pairs(completions: Sequence[str], solutions: Sequence[str]) -> list[tuple[st
     return [(answer_of(text), solution_of(truth)) for text, truth in zip(completions, solutions, strict=True)]
 
 
+def alike(read: Callable[[str], Any], completions: list[str], solution: list[str]) -> list[float]:
+    """1 where ``read`` finds something in the solution and the same in the answer, else 0."""
+    scores = []
+    for answer, truth in pairs(completions, solution):
+        expected = read(truth)
+        is_readable = answer is not None and expected not in (None, set())
+        scores.append(float(is_readable and read(answer or "") == expected))
+    return scores
+
+
 def unreadable(
     read: Callable[[str], Any], expected: str, solution: str, fields: Mapping[str, Any] | None = None
 ) -> str | None:

@@ -9,7 +9,8 @@ from rouge_score.rouge_scorer import RougeScorer
 
 from qwenvl.rewards.function import call_plain
 from qwenvl.rewards.functions.actions import list_of
-from qwenvl.rewards.functions.answers import affirms, letters, numbers_in, solves
+from qwenvl.rewards.functions.answers import affirms, numbers_in, only_number, solves
+from qwenvl.rewards.functions.choices import letters
 from qwenvl.rewards.functions.grounding import boxes_in, spans_in
 from qwenvl.rewards.kinds import KINDS
 from qwenvl.rewards.resolve import resolve
@@ -174,6 +175,10 @@ def test_signs_behind_the_items_of_a_list_are_no_part_of_their_names(sign):
     [
         ("insert the fan", "(1)", 1.0),
         ("insert the fan, then insert the fan cable", "(1)(2)", 1.0),
+        *((text, "(1)(2)", 1.0) for text in ("**1**, **2**", "`1`, `2`", "- 1\n- 2", '["1", "2"]', r"\boxed{1, 2}")),
+        *((text, "(1)(2)", 1.0) for text in ('{"steps": [1, 2]}', "$1, 2$", "* 1\n* 2")),
+        ("[1] insert the fan\n[2] insert the fan cable", "(1)(2)", 1.0),
+        ("insert the fan，然后 insert the fan cable", "(1)(2)", 1.0),
         ("1. insert the fan\n2. insert the fan cable", "(1)(2)", 1.0),
         ("1) insert the fan 2) insert the fan cable", "(1)(2)", 1.0),
         ("insert the fan -> insert the fan cable", "(1)(2)", 1.0),
@@ -350,11 +355,22 @@ READINGS = [
     *((letters, text, set()) for text in ("the answer is a man", "i.e. a fan", "Answer: A man opens it.")),
     *((letters, text, {"A"}) for text in ("the answer is A because it fits", "Answer: A", "The answer is (A) man")),
     (letters, "A、C", {"A", "C"}),
+    *((letters, text, set()) for text in ("Not option B", "It isn't option B", "Every option except option B")),
+    *((letters, text, set()) for text in ("Option B cannot be right", "Eliminate option B", "Answer B doesn't fit")),
+    *((letters, text, {"B"}) for text in ("The answer should be B", "The answer is B. The choice A is blue.", "{B}")),
+    *((letters, text, {"B"}) for text in (r"\(\boxed{\text{(B)}}\)", '{"answer": "B"}', "#### B", "_B_", "‘B’")),
+    *((letters, text, {"B"}) for text in ("B\nthe man walks", "B\n\nBecause it moves", "(B)right", "B.right")),
+    *((letters, text, {"B"}) for text in ("选择B", "B选项", "正确选项为B", "我选B", "B!", 'The answer is "B"')),
+    *((letters, text, {"A"}) for text in ("The answer is A because option B is blue", "Option A, since C is red")),
+    *((letters, text, {"A", "C"}) for text in ("答案:AC", "选AC", "A和C", "Both A and C", "A and C are correct")),
+    *((letters, text, {"A", "C"}) for text in ("A+C", "- A\n- C", '["A", "C"]', "Options A and C")),
+    *((letters, text, set()) for text in ("e.g.", "E.g. a cat", "A.left B.right C.up")),
     *((letters, text, {"B"}) for text in ("B - left", "(B) – the left one", "B (left)", "B because it moves")),
     *((letters, text, {"B"}) for text in ("I choose B", "It's B.", "B is the correct answer.", "B, as A is up")),
     *((letters, text, {"B", "C"}) for text in ("['B','C']", '["B", "C"]', "(B)(C)", "{B, C}")),
     *((letters, text, set()) for text in ("A - left, B - right", "A - B", "A is correct, but B is better")),
-    *((affirms, text, True) for text in ("Yes", "Yes, there is no doubt")),
+    *((affirms, text, True) for text in ("Yes", "Yes, there is no doubt", "There is no man, so the answer is yes")),
+    *((affirms, text, None) for text in ("The answer isn't yes", "never yes", "The answer is yes or no")),
     *((affirms, text, False) for text in ("no.", "I say no")),
     *((affirms, text, None) for text in ("maybe yes, maybe no", "nothing", "eyes", "")),
     *((affirms, text, None) for text in ("yes/no", "yes or no", "not yes", "yes and no", "No, yes.", "yes no")),
@@ -426,6 +442,9 @@ READINGS = [
     (numbers_in, "2², 3½ and 12", [Decimal("12")]),
     (numbers_in, "温度为-5℃, 约−3.5米, 是.25, 共3个", [Decimal("-5"), Decimal("-3.5"), Decimal("0.25"), Decimal("3")]),
     (numbers_in, "step-4", [Decimal("4")]),
+    *((only_number, text, Decimal("3e8")) for text in ("3×10⁸", "3 x 10^8", r"3 \times 10^{8}", "300,000,000 m/s^2")),
+    *((only_number, text, Decimal("-5")) for text in ("-$5", "−€5", "- £5.00", "-5 cm^2", r"-5 \text{ m}^{-1}")),
+    *((only_number, text, None) for text in ("2³ + 1", "√3 + 1", "5 ½", "5 ± 1", "5 +/- 1", "x^3", "3百", "3 × 4")),
     (numbers_in, r"sqrt(3), √9, \sqrt{5}, 2π, 3 pi and 12 pins", [Decimal("12")]),
     (letters, "The answer is A or B", {"A", "B"}),
     (letters, "The answer is A, B, C, D.", {"A", "B", "C", "D"}),

@@ -1,0 +1,204 @@
+"""The reward for multiple choice: which letters an answer chooses."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from qwenvl.characters import CJK
+from qwenvl.rewards.functions.text import alike, solution_of, unreadable
+
+_SPLIT = re.compile(r"[\s,;/&+\u3001和与或及]+")
+_RUN = re.compile(r"[A-H]{2,8}")
+# "B. a cat", "b) a cat" and, with Chinese signs and no space, "B、..."
+_MARKED = re.compile(
+    r"(?P<before>^|[\n,;/&|]|\b(?:and|or)\b)[ \t]{0,8}(?P<bracket>[(\[]?)"
+    rf"(?:(?P<capital>[A-Z])(?:[).:\]](?=\s|$|[{CJK}])|[\u3001\u3002])|(?P<small>[a-z])[).:\]](?=\s))"
+)
+_OPTIONS = "ABCDEFGH"
+_LAST_OPTION = _OPTIONS[-1]  # letters behind it begin names: "B. Carl and J. Smith"
+# "(A) left (C) up". Behind another notation, "B. screw (A)", brackets belong to a text.
+_IN_BRACKETS = re.compile(r"(?:(?<=\s)|^)[(\[]([A-Z])[)\]](?=\s|$)")
+# In front of a choice, in words and in Chinese.
+_ANNOUNCED = r"\b(?i:answer|option|choice|antwort)s?(?: is| are| (?:should|would|must) be)?"
+_ANNOUNCED_IN_CHINESE = "答案[是为為]?|选[择項项]?[是为為]?"
+# A small letter must end what is said: "the answer is a man" chooses nothing.
+_SAID = re.compile(
+    # "Option A, not option B" chooses one.
+    rf"(?:(?<!\bnot ){_ANNOUNCED}|{_ANNOUNCED_IN_CHINESE}):? ?"
+    # "Answer: A man" chooses nothing either, and "the answer is A because" does.
+    r"[(\[]?(?:([A-Z])\b(?!(?<=A) (?!(?:as|and|because|but|for|if|is|or|since|which|with)\b)[a-z])"
+    # "Option B is wrong" and "the choice A is blue" choose nothing.
+    r"(?![)\]]?\s{1,4}(?:is|are)\s{1,4}(?!(?:also|best|correct|my|right|the|true)\b)\w)"
+    r"|([a-z])(?=[)\]]?\s{0,4}[.,;]?\s{0,4}(?:$|\n)))"
+)
+# "the answer is A or B": several letters, and not the first one.
+_SAID_SEVERAL = re.compile(
+    rf"(?:{_ANNOUNCED}|{_ANNOUNCED_IN_CHINESE}):? ?"
+    # "I" before a word is no choice: "the answer is B, I am sure".
+    r"([(\[]?[A-Z][)\]]?(?:\s{0,4}(?:,|/|&|、|和|,? ?\b(?:and|or)\b)\s{0,4}(?!I\s+[a-z])[(\[]?[A-Z]\b[)\]]?)+)"
+)
+# "D. A and B": a letter with the text of its option, and no list.
+_WITH_A_TEXT = re.compile(r"[(\[]?([A-Za-z])[).:\]][ \t]{1,8}(?!(?:and|or)\b)\w")
+# A letter that may be another choice: "A. left C. up".
+_LONE_MARK = re.compile(r"(?<![\w(\[])([A-H])[).:\]](?=\s{1,9}\S)|[,;]\s{0,4}([A-H])[).:\]]\s{0,4}\Z")
+# A solution that accepts several letters, and not all of them together: "B or C".
+_OR_ANOTHER = re.compile(r"(?<!\w)[A-Z][)\]]?,? or [(\[]?[A-Z](?!\w)")
+# A wrapper of LaTeX without another one in it: what \boxed{\text{B}} says is found from the inside out.
+_BOXED = re.compile(r"\\(?:boxed|fbox|text|textbf|mathrm|mathbf|mbox)\s{0,4}\{([^{}]*)\}")
+_MOST_BOXES = 3
+_AROUND_CHOICE = "()[]{}.:\u3002\u3001"
+
+# What a text is cleaned of, in this order.
+_QUOTES_AND_BRACKETS = str.maketrans("\u2018\u2019\u201c\u201d\u300c\u300d\u3010\u3011", "''\"\"\"\"[]")
+_OBJECT = re.compile(r"\{\s*\"(?:answers?|choices?|options?)\"\s*:\s*(.*?)\s*\}", re.DOTALL)  # {"answer": "B"}
+_QUOTED_LETTER = re.compile(r"(['\"])([A-Z])\1")
+# Of Markdown and LaTeX: **B**, $B$, \(B\), _B_, #### B, and the items of a list.
+_MARKUP = re.compile(r"[*`$]|\\[()\[\]]|^#+\s|^[-\u2022]\s+(?=[(\[]?[A-H]\b)", re.MULTILINE)
+_UNDERLINED = re.compile(r"(?<!\w)_([A-H])_(?!\w)")
+_BEFORE_IN_CHINESE = re.compile(r"\A我?(?:应该?)?(?:选[择項项]?|(?:正确)?(?:答案|选项))[是为為:]*\s*")
+# "Both A and C", "I choose B", "It's B."
+_BEFORE = re.compile(
+    r"\A(?i:both|(?:I|we)(?:'d| would| will)? (?:choose|pick|select|say|go with)|it(?: is|'s))\s(?=[(\[]?[A-H]\b)"
+)
+# "B is correct", "A and C are the right answers."
+_BEHIND = re.compile(
+    r"(\b[A-H][)\]]?) (?:is|are|would be) (?:both |all )?(?:the )?(?:correct|right|best)"
+    r"(?: answers?| options?| choices?| ones?)?[.!]?\Z"
+)
+_CHOICE = r"[(\[]?([A-H])[)\]]?(?!\w)"
+_OPTION = r"(?i:option|answer|choice)"
+_REJECTED = re.compile(
+    rf"(?i:\b(?:not|than|except(?: for)?|eliminate|exclude|reject|rule out)|n't)\s(?i:the\s)?{_OPTION}\s{_CHOICE}"
+    rf"|{_OPTION}\s{_CHOICE}\s(?i:can't|cannot|does(?:n't| not)|is(?:n't| not)|was(?:n't| not))\b"
+)
+# What follows gives reasons, and may name other options.
+_REASON = re.compile(r",?\s(?:because|since)\b", re.IGNORECASE)
+
+# A letter and its text: "B - left", "B (left)", "B.left", "(B)left".
+_BEFORE_ITS_TEXT = rf"{_CHOICE}\s{{1,4}}[-\u2010-\u2015\u2192]\s{{1,4}}\w{{2,}}"
+_WITH_ITS_TEXT = (
+    re.compile(rf"{_BEFORE_ITS_TEXT}(?!(?s:.){{0,2000}}[\s,;]{_BEFORE_ITS_TEXT})"),
+    re.compile(r"([A-H])\s{1,4}\([^()]{2,}\)\Z"),
+    re.compile(rf"{_CHOICE},?\s{{1,4}}as\b"),
+    re.compile(r"[(\[]?([A-H])[)\].:](?=[^\W\d_]{2})(?!(?s:.){0,2000}(?<!\w)[A-H][)\].:])"),
+)
+
+
+def multiple_choice(completions: list[str], solution: list[str], **columns: Any) -> list[float]:
+    r"""1 if the answer chooses the same letters as the solution, else 0.
+
+    Several letters compare as sets. Read as letters: "B", "b", "(B)", "B. some text", "b) some text", "A, C", "A and
+    C", "AC" (A to H, rising), "the answer is B", "I choose B", "B is correct", "B because it moves", and each of these
+    in quotes, in Markdown, "**B**", or in a LaTeX box, "\boxed{B}". Rejected options, "not option B", are not chosen.
+    """
+    return alike(letters, completions, solution)
+
+
+def letters(text: str) -> set[str]:
+    """The choices that a text makes, as capital letters.
+
+    Example:
+        >>> sorted(letters("(A), C")), sorted(letters("B. a cat")), sorted(letters("a cat"))
+        (['A', 'C'], ['B'], [])
+        >>> sorted(letters("The answer is A or B.")), sorted(letters("The answer is B."))
+        (['A', 'B'], ['B'])
+    """
+    text = _cleaned(text)
+    for pattern in _WITH_ITS_TEXT:
+        found = pattern.match(text)
+        if found is not None:
+            return {found[1]}
+    parts = [part for part in _SPLIT.split(text) if part]
+    words = [part.strip(_AROUND_CHOICE) for part in parts if part not in ("and", "or")]
+    are_marked = {part[-1] in ").:]" for part in parts}
+    is_list = len(words) < len(parts) or any(mark in text for mark in ",;/&")
+    if _WITH_A_TEXT.match(text) and are_marked == {True, False}:
+        is_list = False
+    # "B. x" is the choice B with its text, "B x" and "(B) (X)" are two choices.
+    if is_list or len(are_marked) == 1:
+        if all(len(word) == 1 and word.isascii() and word.isalpha() for word in words):
+            return {word.upper() for word in words}
+        if len(words) == 1 and _RUN.fullmatch(words[0]) and list(words[0]) == sorted(set(words[0])):
+            return set(words[0])
+    several = _SAID_SEVERAL.search(text)
+    said = _SAID.search(text)
+    # Not those of "D. Both options A and B" and of "The answer is D because options A and B are wrong".
+    is_first = several is not None and (said is None or several.start() <= said.start())
+    if several is not None and is_first and not _WITH_A_TEXT.match(text):
+        return set(re.findall("[A-Z]", several[1]))
+    if said is not None and not _MARKED.match(text):
+        choices = [(capital or small).upper() for capital, small in _SAID.findall(text)]
+        return set(choices[:1]) if several else set(choices)
+    if _IN_BRACKETS.match(text):
+        in_brackets = _IN_BRACKETS.findall(text)
+        return _marked(text) | {letter for letter in in_brackets if in_brackets[0] <= letter <= _LAST_OPTION}
+    return _marked(text)
+
+
+def _cleaned(text: str) -> str:
+    """A text without boxes, markup, quotes, rejected options and reasons. Of a letter on its own line that line."""
+    for _ in range(_MOST_BOXES):
+        text = _BOXED.sub(r"\1", text)
+    text = text.translate(_QUOTES_AND_BRACKETS).strip()
+    found = _OBJECT.fullmatch(text)
+    text = _QUOTED_LETTER.sub(r"\2", found[1] if found else text)
+    text = _UNDERLINED.sub(r"\1", _MARKUP.sub("", text)).strip().strip("\"'").rstrip("!")
+    text = text.replace(")(", ") (").replace("):", ")")
+    text = _BEFORE_IN_CHINESE.sub("", text).removesuffix("选项")
+    text = _REASON.split(_REJECTED.sub("", text))[0]
+    text = _BEHIND.sub(r"\1", _BEFORE.sub("", text))
+    first_line, _, behind = text.partition("\n")
+    is_alone = re.fullmatch(rf"{_CHOICE}[.:]?\s*", first_line) is not None
+    return first_line if is_alone and re.match(r"\s*[^\W\d_]{2}", behind) else text
+
+
+def _marked(text: str) -> set[str]:
+    """The letters with a sign behind them, of which the first one says how the others are written.
+
+    Within a line only those count that follow the last one in the alphabet and have a text: in "D. Both A and B."
+    and "B. Carl and J. Smith" there is one choice.
+    """
+    chosen: list[str] = []
+    notation = None
+    for found in _MARKED.finditer(text):
+        letter = (found["capital"] or found["small"]).upper()
+        own = (bool(found["bracket"]), bool(found["capital"]))
+        if notation is None:
+            notation = own
+            chosen.append(letter)
+            continue
+        begins_a_line = found["before"] in ("", "\n")
+        follows = chosen[-1] < letter <= _LAST_OPTION and bool(text[found.end() :].strip())
+        if own == notation and (begins_a_line or follows):
+            chosen.append(letter)
+    return set() if _lists_options(text, chosen) else set(chosen)
+
+
+def _lists_options(text: str, chosen: Sequence[str]) -> bool:
+    """Whether a text lists all options in a line, "A. left B. right C. up", of which the first would be the choice.
+
+    A single other letter may belong to the text of an option, "B. Vitamin D. It helps", and so may letters that do not
+    follow each other.
+    """
+    others = _other_marks(text, chosen)
+    in_order = "".join(sorted(others.union(chosen)))
+    return len(others) > 1 and in_order in _OPTIONS
+
+
+def _other_marks(text: str, chosen: Iterable[str]) -> set[str]:
+    """The letters of a text that may be choices, too, beside those that are read as chosen."""
+    return {mark or last for mark, last in _LONE_MARK.findall(text)} - set(chosen)
+
+
+def check_letters(solution: str, fields: Mapping[str, Any] | None = None) -> str | None:
+    """The reason why a solution chooses no letters, or leaves open which. None: it chooses some."""
+    text = solution_of(solution)
+    if _OR_ANOTHER.search(text):
+        return f"the solution must choose letters, and all of them are compared: which is right, {solution[:80]!r}?"
+    chosen = letters(text)
+    others = _other_marks(text, chosen)
+    if chosen and others:
+        return f"the solution must choose letters, and {solution[:80]!r} may choose {others.pop()} too: write A, C"
+    return unreadable(letters, 'must choose letters like "B" or "A, C"', solution)
