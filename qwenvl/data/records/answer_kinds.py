@@ -22,6 +22,8 @@ _ASKS_WHEN = re.compile(
     r"|\b(?:what|which) (?:times?|moments?|intervals?|segments?)\b",
     re.IGNORECASE,
 )
+_BEGINS_WITH_WHEN = re.compile(r"^\W*when\b", re.IGNORECASE)
+_YEAR = re.compile(r"(?<![0-9])[0-9]{4}(?![0-9])")
 _ASKS_FOR_SECONDS = re.compile(
     r"\b(?:in|what|which|start|end) seconds?\b|\btime ?(?:stamps?|spans?|intervals?)\b|\bfrom when\b", re.IGNORECASE
 )
@@ -71,8 +73,10 @@ def _kind_of_answer(answer: Any, question: str) -> str:
         return YES_NO
     if _asks_for_times(question, says_seconds=True):
         check_decimal_points(text)
-    # Two times are a span where the question asks for times: "3-5" may be a score or a range as well.
-    says_seconds = _MARKS_SECONDS.search(text) is not None
+    # Two times are a span where the question asks for times: "3-5" may be a score or a range as well, and "1990-1995"
+    # may be when something was built.
+    may_be_other = _YEAR.search(text) is not None or not _BEGINS_WITH_WHEN.search(question)
+    says_seconds = _MARKS_SECONDS.search(text) is not None or not may_be_other
     is_span = isinstance(answer, str) and has_times_alone(text)
     return SPAN if is_span and _asks_for_times(question, says_seconds=says_seconds) else WORDS
 

@@ -133,6 +133,8 @@ def test_a_solution_with_half_an_answer_block_or_two_is_refused(solution, tmp_pa
         ("At what time does it fall?", "3 s to 8 s", "temporal grounding"),
         ("When does it fall?", "[3, 8]", "temporal grounding"),
         ("When does it fall?", [3, 8], "temporal grounding"),
+        ("When does it fall?", "12-15", "temporal grounding"),
+        ("When does it fall?", "3 to 80", "temporal grounding"),
         ("In which seconds does it fall?", "3-8", "temporal grounding"),
     ],
 )
