@@ -14,8 +14,9 @@ _UNIT_TO_CONVERT = rf"(?:{_HOURS}|{_MINUTES}|{_MILLISECONDS})"  # to seconds
 _AND = r"\s{0,2}(?:[,:]|and\b)?\s{0,2}"
 # Not in a word or a longer number. Two dots or three stand between times, and a comma behind a unit does.
 _BEGINS = r"(?<![a-z0-9_:])(?<!(?<!\.)\.)(?<![0-9],)"
+# A dash at the beginning of a line belongs to a list.
 _TO = (
-    r"\s{0,4}(?:-{1,2}>?|[\u2010-\u2015\u2192\u2212~]|\.{2,3}|(?:to|until|till|through)\b|到|至)\s{0,4}"
+    r"(?:[^\S\n]{0,4}(?:-{1,2}>?|[\u2010-\u2015\u2192\u2212~]|\.{2,3})|\s{0,4}(?:(?:to|until|till|through)\b|到|至))\s{0,4}"
     r"(?:(?:about|around|approximately)\s{1,4})?"
 )
 

@@ -380,6 +380,7 @@ READINGS = [
     *((spans_in, text, []) for text in ("0:01:500 to 0:02:000", "1:75 to 2:00")),
     (spans_in, "<3-5> and 7s to 9s", [(3.0, 5.0), (7.0, 9.0)]),
     (spans_in, "between 1:05 and 70 seconds", [(65.0, 70.0)]),
+    (spans_in, "- 3 to 8\n- 1 min to 2 min", [(3.0, 8.0), (60.0, 120.0)]),
     (spans_in, "2 to 1.5E+3 or 12e-2 to 4", [(2.0, 4.0)]),
     *((spans_in, text, []) for text in ("1e5", "3", "3, 4, 5")),
     *((spans_in, text, [(80.0, 100.0)]) for text in ("1m20s to 1m40s", "1 min 20 s - 1 min 40 s", "1'20\" - 1'40\"")),
