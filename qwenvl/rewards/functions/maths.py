@@ -57,13 +57,16 @@ class MathReward:
     as in GSM8K. Markdown, a box, "the answer is" or an equals sign in front and a dot at the end do not matter.
 
     Texts that are equal once normalized are equal, but mathematics whose letters differ in case alone is not. Words,
-    single letters, numbers with a base and what holds a colon ("A", "yes", "17_8", "12:30") compare as text.
+    single letters and what holds a colon compare as text ("A", "yes", "12:30"), and so do numbers with a base (17_8),
+    derivatives, dots and remainders.
 
     Other pairs are parsed as LaTeX and verified by math-verify, gold first: 1/2 is 0.5, and the square root of 8 is
-    twice that of 2. Plain writing such as ``ln(2)``, ``x**2``, ``1/2 x`` and ``3e5`` and signs that Unicode has (x², ½,
-    √2, π, ≤, 90°) are read as their LaTeX. "2 or 3" is "3, 2", and "x = 2, y = 3" is "(2, 3)" alone. "x = 3" is 3, and
-    "4x = 12" is no value. A unit in words, text of LaTeX or a sign (%, °, $) must be the same, and is not converted; a
-    sign may be missing.
+    twice that of 2. Plain writing such as ``ln(2)``, ``x**2``, ``sqrt(x + 1)``, ``3 x 10^8`` and ``1/2 x`` (half of x,
+    while ``x/2y`` is x/(2y)) and signs that Unicode has (x², ½, √2, π, ≤, 90°) are read as their LaTeX. A lone i is the
+    imaginary unit.
+
+    "2 or 3" is "3, 2", and "x = 2, y = 3" is "(2, 3)" alone. "x = 3" is 3, and "4x = 12" is no value. A unit behind the
+    value must be the same, and is not converted. One of the signs %, ° and $ may be missing on one side.
 
     An answer longer than 500 characters scores 0. A pair that takes more than 2 s of computing, or 3 GiB of memory,
     gets no value: it is named in the log and counted as ``reward/math_accuracy/skipped``.
