@@ -42,7 +42,10 @@ Answer this question from the description alone, with <answer>unknown</answer> i
 answer within <answer> </answer>: {question}"""
 
 REFUSALS = (400, 413, 422)  # HTTP: a server refuses what was sent, as a text beyond its context or a filter
-_VERDICT = re.compile(r"VERDICT[*\"'`]{0,3}:[\s*\"'`]{0,6}([^\s*\"'`]+)", re.IGNORECASE)
+# Not "VERDICT: correct or wrong", which names what may be said.
+_VERDICT = re.compile(
+    r"VERDICT[*\"'`]{0,3}[:\uff1a][\s*\"'`]{0,6}([^\s*\"'`]++)(?![\s*\"'`]{0,6}(?:or|and|/)\s)", re.IGNORECASE
+)
 _CONTROL_TOKEN = re.compile(r"<(?=\|[^|\s]{1,40}\|>)")  # the sign in front of one, as most model families write them
 _PLACE = re.compile(r"\{(question|solution|answer)\}")
 _TAG = re.compile(r"(<image>|<video>)\n?")

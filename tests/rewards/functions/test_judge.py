@@ -370,7 +370,9 @@ def test_a_clip_that_is_gone_is_an_error(ask, server, shown, tmp_path):
         ("1 2 3 10", "VERDICT: 10", 1.0),
         ("1 2 3 4 5", "VERDICT: 2\nVERDICT: 2.5", None),
         ("yes no", "VERDICT: yes\nVERDICT: unsure", None),
-        (None, "VERDICT: correct or not", 1.0),
+        *((None, text, None) for text in ("VERDICT: correct or not", "VERDICT: correct or wrong")),
+        (None, "I say VERDICT: correct or wrong. VERDICT： correct", 1.0),
+        ("1 2 3 4 5", "VERDICT: 3 or 4", None),
         (None, "VERDICT: correctly", None),
         *((None, text, 1.0) for text in ("**VERDICT**: correct", "VERDICT: `correct`", "'VERDICT: correct'.")),
         (None, "<think>VERDICT: correct, but let me", None),  # cut off by a limit
