@@ -36,7 +36,7 @@ _OTHER_UNIT = (
 )
 _DASH = r"(?:-{1,2}>?|[\u2010-\u2015]{1,2}|[\u2192\u2212~\u301c]|\.{2,3})"
 _BETWEEN_TIMES = rf"(?:{_DASH}|to\b|until\b|till\b|到|至)"
-# Chinese and Japanese have no spaces between words and numbers. Of steps are those of "第2-3步".
+# Chinese and Japanese have no spaces between words and numbers. Those of "第2-3步" and "2-3次" are no times.
 _LETTER = rf"[^\W{CJK}]"
 _RANGE = re.compile(
     # Not in a word, behind a sign, or the second half of a number such as 1.5, 1,5 or 1:5.
@@ -45,7 +45,7 @@ _RANGE = re.compile(
     rf"|\[\s{{0,4}}{_SECONDS}{_UNIT}\s{{0,4}},\s{{0,4}}{_SECONDS}{_UNIT}\s{{0,4}}\])"
     # Not the first half of a longer number, and not followed by a third time: 2-3-7 has two readings.
     rf"(?!{_LETTER}|[:.,][0-9]|['\u2032]\s{{0,4}}[0-9]|\s{{0,4}}{_BETWEEN_TIMES}\s{{0,4}}[0-9]|{_OTHER_UNIT}"
-    r"|\s{0,4}[步次个個号](?![骤驟]))",
+    r"|[次个個])",
     re.IGNORECASE,
 )
 # How a name begins that would be taken for the unit of the time before it: "1.0-2.0 second screw".

@@ -10,7 +10,18 @@ from functools import partial
 from typing import Any, Literal
 
 from qwenvl.rewards.function import arguments_of
-from qwenvl.rewards.functions import actions, answers, choices, grounding, looking, maths, models, shaping, timelines
+from qwenvl.rewards.functions import (
+    actions,
+    answers,
+    choices,
+    grounding,
+    looking,
+    maths,
+    models,
+    numeric,
+    shaping,
+    timelines,
+)
 from qwenvl.rewards.functions.text import normalized
 from qwenvl.rewards.kinds import KINDS, kind_called
 from qwenvl.timeline import TimedStep
@@ -23,7 +34,7 @@ def by_problem_type(
     prompts: list[Any] | None = None,
     duration: list[float | None] | None = None,
     *,
-    numeric_tolerance: answers.Tolerance = 1e-6,
+    numeric_tolerance: numeric.Tolerance = 1e-6,
     temporal_iou_boundary: grounding.Boundary = False,
     **columns: Any,
 ) -> list[float]:
@@ -129,7 +140,7 @@ def _yes_or_no(answer: str, prompt: Any) -> bool | None:
 
 
 def _number(answer: str, prompt: Any) -> Any:
-    return answers.only_number(answer)
+    return numeric.only_number(answer)
 
 
 def _numbers_in_order(answer: str, prompt: Any) -> list[int] | None:
@@ -165,7 +176,7 @@ TABLE: dict[str, Entry] = {
     "accuracy": Entry(actions.accuracy, 0, 1, actions.check_actions, reads=_actions),
     "action_order": Entry(actions.action_order, 0, 1, actions.check_action_numbers, reads=_numbers_in_order),
     "math_accuracy": Entry(maths.MathReward, 0, 1),
-    "count": Entry(answers.count, 0, 1, answers.check_number, reads=_number),
+    "count": Entry(numeric.count, 0, 1, numeric.check_number, reads=_number),
     "countdown": Entry(answers.countdown, 0, 1, answers.check_countdown),
     "cosine": _form(shaping.cosine, -0.5, 1),
     "repetition": _form(shaping.repetition, -1, 0),
@@ -174,8 +185,8 @@ TABLE: dict[str, Entry] = {
     "multiple_choice": Entry(choices.multiple_choice, 0, 1, choices.check_letters, reads=_letters),
     "yes_no": Entry(answers.yes_no, 0, 1, answers.check_yes_no, reads=_yes_or_no),
     "exact_match": Entry(answers.exact_match, 0, 1, answers.check_text),
-    "numeric": Entry(answers.numeric, 0, 1, answers.check_number, reads=_number),
-    "regression": Entry(answers.regression, 0, 1, answers.check_number, reads=_number),
+    "numeric": Entry(numeric.numeric, 0, 1, numeric.check_number, reads=_number),
+    "regression": Entry(numeric.regression, 0, 1, numeric.check_number, reads=_number),
     "ocr": Entry(answers.ocr, 0, 1, answers.check_text),
     "rouge": Entry(answers.rouge, 0, 1, answers.check_text),
     "temporal_iou": Entry(grounding.temporal_iou, 0, 1, grounding.check_spans, reads=_seconds),

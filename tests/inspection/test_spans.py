@@ -436,7 +436,7 @@ def test_spans_of_one_step_that_overlap_are_named(folder, capsys):
         ),
         ({"s.csv": "clip,step,start,end\na,lid (2),0,1\n"}, [], "s.csv:2: 'lid (2)'"),
         ({"s.csv": "clip,step,start,end\na,盖②,0,1\n"}, [], "s.csv:2: '盖②'"),
-        ({"s.csv": "clip,step,start,end\na,转 2～3 圈,0,1\n"}, [], "s.csv: step 1, '转 2～3 圈': ranges"),
+        ({"s.csv": "clip,step,start,end\na,转 2～3 次,0,1\n"}, [], "s.csv: step 1, '转 2～3 次': ranges"),
         *(
             ({"s.csv": f"clip,step,start,end\na,{one},0,1\nb,{other},0,1\n"}, [], f"and {one!r} would be step 1; give")
             for one, other in (("2. insert fan", "1. take lid"), ("Step 2", "Step 1"))

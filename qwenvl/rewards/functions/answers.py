@@ -1,4 +1,4 @@
-"""Rewards for answers in words (yes or no, text), in numbers, and in arithmetic (Countdown)."""
+"""Rewards for answers in words (yes or no, text) and in arithmetic (Countdown)."""
 
 from __future__ import annotations
 
@@ -7,21 +7,20 @@ import operator
 import re
 import unicodedata
 from collections.abc import Mapping
-from decimal import Decimal
 from fractions import Fraction
 from functools import partial
 from itertools import chain
 from types import SimpleNamespace
-from typing import Annotated, Any
+from typing import Any
 
 from qwenvl.characters import CJK
 from qwenvl.files import require
-from qwenvl.rewards.function import Argument
 from qwenvl.rewards.functions.text import alike, answer_of, normalized, pairs, unreadable
 
 _YES_NO = re.compile(r"\b(?:yes|no)\b")
-_NEITHER = re.compile(r"^(?:yes|no)\s?(?:/|\bor\b)\s?(?:yes|no)\b|(?:\bnot|n't|\bnever|\bcannot say) (?:yes|no)\b")
-_ANSWER_IS = re.compile(r"\banswer(?: is|:) (yes|no)\b(?!\s?(?:/|or\b|and\b))")
+_NEITHER = re.compile(r"^(?:yes|no)\s?(?:/|\bor\b)\s?(?:yes|no)\b|\bnot (?:yes|no)\b")
+_NEGATED = re.compile(r"(?:n't|\bnever|\bcannot say) (?:yes|no)\b")
+_ANSWER_IS = re.compile(r"\banswer(?: is|:) (yes|no)\Z")
 _BOTH = re.compile(r"(?:yes|no)\W{0,4}(?:(?:or|and|but)\b\W{0,4}(?:also\s)?)?(?:yes|no)\W*")  # and nothing else
 # Vowel signs and accents of many scripts are marks, which belong to the letters in front of them.
 _BLOCKS_WITH_MARKS = (range(0x300, 0x1E00), range(0x20D0, 0x2100), range(0xA600, 0xAC00), range(0x10A00, 0x12000))
@@ -87,7 +86,8 @@ def affirms(text: str) -> bool | None:
     """Whether a text says yes (True), no (False), or neither or both (None)."""
     plain = normalized(text)
     said = _ANSWER_IS.findall(plain) or _YES_NO.findall(plain)
-    if not said or _NEITHER.search(plain):
+    begins_so = plain.startswith(("yes", "no"))
+    if not said or _NEITHER.search(plain) or (_NEGATED.search(plain) and not begins_so):
         return None
     if len(set(said)) > 1 and (_BOTH.fullmatch(plain) or not plain.startswith(said[0])):
         return None
@@ -102,43 +102,7 @@ def _words(text: str) -> list[str]:
     return _WORD.findall(text.casefold())
 
 
-# ---- numbers
-
-Tolerance = Annotated[float, Argument("Error that is accepted, times the solution where that is above 1.", least=0)]
-
-# A number with a superscript or a fraction behind it, 2² or 3½, is another one than its digits, and is not read.
-# Nor is 2.5k, 2.5 k, 1.5 million, 2 dozen, or 2π.
-# Thousands may be set apart by commas, and 0,125 has none.
-# Lengths are bounded so that a number is always one that can be computed with.
-_NUMBER = re.compile(
-    r"(?<![0-9.])[-+]?(?:[1-9][0-9]{0,2}(?:,[0-9]{3}){1,6}(?![0-9])|[0-9]{1,30})(?:\.[0-9]{1,30})?"
-    r"(?:[eE][-+]?[0-9]{1,2})?(?!\.?[0-9]|[\u00b2\u00b3\u00b9\u00bc-\u00be\u2070-\u2079\u2150-\u215e])"
-    r"(?!B\b|\s?(?:\u03c0|\\?pi\b)|\s?(?:[kKM]|(?i:hundred|thousand|million|billion|trillion|dozen|lakh|crore|bn|mn|mio|mrd)s?)\b|\s?[\u4e07\u5343\u4ebf\u767e\u5341])"
-)
-
-# ".5" is written "0.5": a dot alone in front of digits is what takes them for no number.
-_WITHOUT_A_ZERO = re.compile(rf"(?<!\.)(?<![^\W{CJK}])\.(?=[0-9])")
-_DASH = r"[-\u2010-\u2015\u2212]"
-# A dash in front of a number is a minus sign, however it is typed. In 3\u20135 it stands between numbers.
-_MINUS = re.compile(rf"(?<![.)])(?<![^\W{CJK}]){_DASH}(?=[0-9])")
-_MINUS_IN_WORDS = re.compile(r"\b(?:minus|negative)\s(?=[0-9])", re.IGNORECASE)
-_HYPHEN = re.compile(rf"(?<=[^\W\d_{CJK}])(?<![0-9][eE])-(?=[0-9])")  # of "step-3", and not of 2e-3
-# One apart from its number may be a minus sign, begin an item of a list, or stand between a word and the number.
-_UNCLEAR_MINUS = re.compile(rf"(?<![0-9)])(?<![0-9)]\s){_DASH}\s{{1,20}}(?=[0-9])")
-# Powers of ten as e: 3×10⁸ and 3 x 10^8 are 3e8.
-_TIMES_TEN = re.compile(
-    r"(?<=[0-9])\s?(?:[\u00d7\u22c5\u00b7xX*]|\\(?:times|cdot))\s?10\s?"
-    r"(?:\^\s?\{?([-\u2212]?[0-9]{1,2})\}?|([\u207b\u207a]?[\u2070\u00b9\u00b2\u00b3\u2074-\u2079]{1,2}))(?![0-9])"
-)
-_POWER_OF_LETTERS = re.compile(r"(?<=[A-Za-z}])\^\{?-?[0-9]\}?")  # of 24 cm^2
-_CURRENCY = "$\u20ac\u00a3\u00a5"
-_SIGNED_CURRENCY = re.compile(rf"([-\u2010-\u2015\u2212])\s?[{_CURRENCY}]\s?(?=[0-9.])")  # -$5
-# What has other numbers than those that are read: 2³ + 1, √3 + 1, 5 ½ and 5 ± 1.
-_OTHER_NUMBERS = re.compile(
-    r"[0-9]\s?[\u00b2\u00b3\u00b9\u00bc-\u00be\u2070-\u2079\u2150-\u215e](?![0-9])|\u00b1|\+/-|\u221a|\\?sqrt\b|[0-9]\s?(?:\u03c0|\\?pi\b)"
-)
-_FUNCTION_OF = re.compile(r"(?:\u221a|\bsqrt|\\(?:sqrt|log|ln|exp|sin|cos|tan))\s?[({\[]?\s?[-+]?(?=[0-9])")
-_NO_NUMBER = "."  # in front of digits, which then are none
+# ---- arithmetic
 
 _CHARACTERS = frozenset("0123456789+-*/()= \t\n.")
 _LONGEST = 200
@@ -150,86 +114,6 @@ _OPERATIONS = {
     ast.Mult: operator.mul,
     ast.Div: operator.truediv,
 }
-
-
-def numbers_in(text: str) -> list[Decimal]:
-    """The numbers of a text: ``-3``, with a dash as minus sign too, ``0.5``, ``.5``, ``1,000``, ``2e-3``.
-
-    Not those of ``- 3`` and ``sqrt(3)``, and two of ``0,125``.
-
-    Example:
-        >>> numbers_in("1,250 of 3.0 or -2")
-        [Decimal('1250'), Decimal('3.0'), Decimal('-2')]
-    """
-    text = _POWER_OF_LETTERS.sub("", _TIMES_TEN.sub(_with_e, text))
-    text = _MINUS_IN_WORDS.sub("-", _WITHOUT_A_ZERO.sub("0.", _SIGNED_CURRENCY.sub(r"\1", text)))
-    text = _FUNCTION_OF.sub(_NO_NUMBER, text)
-    text = _UNCLEAR_MINUS.sub(_NO_NUMBER, _MINUS.sub("-", _HYPHEN.sub(" ", text)))
-    return [Decimal(number.replace(",", "")) for number in _NUMBER.findall(text)]
-
-
-def _with_e(found: re.Match[str]) -> str:
-    exponent = unicodedata.normalize("NFKC", found[1] or found[2]).replace("\u2212", "-")
-    return f"e{exponent}"
-
-
-def only_number(text: str | None) -> Decimal | None:
-    """The number of a text that holds exactly one, or None for none or several."""
-    if text is None or _OTHER_NUMBERS.search(_TIMES_TEN.sub(_with_e, text)):
-        return None
-    numbers = numbers_in(text)
-    return numbers[0] if len(numbers) == 1 else None
-
-
-def count(completions: list[str], solution: list[str], **columns: Any) -> list[float]:
-    """1 if the answer holds a single number and it equals the solution's, else 0.
-
-    Other words may surround it: "there are 3 cubes" is 3. "3.0" equals "3". "three" is no number.
-    """
-    return [float(number is not None and number == truth) for number, truth in _pairs(completions, solution)]
-
-
-def numeric(completions: list[str], solution: list[str], *, tolerance: Tolerance = 1e-6, **columns: Any) -> list[float]:
-    """1 if the answer's single number is within a tolerance of the solution's, else 0.
-
-    Within means |answer - solution| <= ``tolerance`` * max(1, |solution|): absolute for small numbers, relative for
-    large ones.
-    """
-    share = Decimal(repr(float(tolerance)))
-    return [
-        float(number is not None and abs(number - truth) <= share * max(Decimal(1), abs(truth)))
-        for number, truth in _pairs(completions, solution)
-    ]
-
-
-def regression(completions: list[str], solution: list[str], **columns: Any) -> list[float]:
-    """1 - relative error of the answer's single number, the error clipped to 0..1.
-
-    The relative error is |answer - solution| / |solution|. Where the solution is 0, only 0 scores.
-    """
-    scores = []
-    for number, truth in _pairs(completions, solution):
-        if number is None:
-            error = Decimal(1)
-        elif truth == 0:
-            error = Decimal(0 if number == 0 else 1)
-        else:
-            error = abs(number - truth) / abs(truth)
-        scores.append(1.0 - float(min(error, Decimal(1))))
-    return scores
-
-
-check_number = partial(unreadable, only_number, "must hold exactly one number")
-
-
-def _pairs(completions: list[str], solution: list[str]) -> list[tuple[Decimal | None, Decimal]]:
-    found = []
-    for answer, truth in pairs(completions, solution):
-        expected = only_number(truth)
-        if expected is None:
-            raise ValueError(check_number(truth))
-        found.append((only_number(answer), expected))
-    return found
 
 
 def countdown(completions: list[str], nums: list[list[int]], target: list[float], **columns: Any) -> list[float]:

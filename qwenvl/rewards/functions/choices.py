@@ -29,8 +29,8 @@ _SAID = re.compile(
     rf"(?:(?<!\bnot ){_ANNOUNCED}|{_ANNOUNCED_IN_CHINESE}):? ?"
     # "Answer: A man" chooses nothing either, and "the answer is A because" does.
     r"[(\[]?(?:([A-Z])\b(?!(?<=A) (?!(?:as|and|because|but|for|if|is|or|since|which|with)\b)[a-z])"
-    # "Option B is wrong" and "the choice A is blue" choose nothing.
-    r"(?![)\]]?\s{1,4}(?:is|are)\s{1,4}(?!(?:also|best|correct|my|right|the|true)\b)\w)"
+    # "Option B is wrong" chooses nothing.
+    r"(?![)\]]?\s{1,4}(?:is|are)\s{1,4}(?:not|incorrect|wrong|false)\b)"
     r"|([a-z])(?=[)\]]?\s{0,4}[.,;]?\s{0,4}(?:$|\n)))"
 )
 # "the answer is A or B": several letters, and not the first one.
@@ -80,7 +80,7 @@ _REASON = re.compile(r",?\s(?:because|since)\b", re.IGNORECASE)
 _BEFORE_ITS_TEXT = rf"{_CHOICE}\s{{1,4}}[-\u2010-\u2015\u2192]\s{{1,4}}\w{{2,}}"
 _WITH_ITS_TEXT = (
     re.compile(rf"{_BEFORE_ITS_TEXT}(?!(?s:.){{0,2000}}[\s,;]{_BEFORE_ITS_TEXT})"),
-    re.compile(r"([A-H])\s{1,4}\([^()]{2,}\)\Z"),
+    re.compile(r"([A-H])\s{1,4}\((?!(?:and|or)\b)[^()]{2,}\)\Z"),
     re.compile(rf"{_CHOICE},?\s{{1,4}}as\b"),
     re.compile(r"[(\[]?([A-H])[)\].:](?=[^\W\d_]{2})(?!(?s:.){0,2000}(?<!\w)[A-H][)\].:])"),
 )
@@ -106,6 +106,12 @@ def letters(text: str) -> set[str]:
         (['A', 'B'], ['B'])
     """
     text = _cleaned(text)
+    before, *_ = _REASON.split(text, maxsplit=1)
+    return _chosen(before) or _chosen(text)
+
+
+def _chosen(text: str) -> set[str]:
+    """The letters of a text that is cleaned."""
     for pattern in _WITH_ITS_TEXT:
         found = pattern.match(text)
         if found is not None:
@@ -138,7 +144,7 @@ def letters(text: str) -> set[str]:
 
 
 def _cleaned(text: str) -> str:
-    """A text without boxes, markup, quotes, rejected options and reasons. Of a letter on its own line that line."""
+    """A text without boxes, markup, quotes, and rejected options. Of a letter on its own line that line."""
     for _ in range(_MOST_BOXES):
         text = _BOXED.sub(r"\1", text)
     text = text.translate(_QUOTES_AND_BRACKETS).strip()
@@ -147,11 +153,11 @@ def _cleaned(text: str) -> str:
     text = _UNDERLINED.sub(r"\1", _MARKUP.sub("", text)).strip().strip("\"'").rstrip("!")
     text = text.replace(")(", ") (").replace("):", ")")
     text = _BEFORE_IN_CHINESE.sub("", text).removesuffix("选项")
-    text = _REASON.split(_REJECTED.sub("", text))[0]
+    text = _REJECTED.sub("", text)
     text = _BEHIND.sub(r"\1", _BEFORE.sub("", text))
     first_line, _, behind = text.partition("\n")
     is_alone = re.fullmatch(rf"{_CHOICE}[.:]?\s*", first_line) is not None
-    return first_line if is_alone and re.match(r"\s*[^\W\d_]{2}", behind) else text
+    return first_line if is_alone and re.match(r"\s*(?!(?:and|or)\b)[^\W\d_]{2}", behind) else text
 
 
 def _marked(text: str) -> set[str]:

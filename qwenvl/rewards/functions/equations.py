@@ -13,12 +13,20 @@ from qwenvl.rewards.functions.expressions import improper
 from qwenvl.rewards.functions.notation import closing_brackets
 
 _EQUALS_SIGN = re.compile(r"(?<![<>!=])==?(?![<>=])|\\in(?![a-zA-Z])")  # also that of x \in (2, 5)
-_COMMA = re.compile(",")
+_BETWEEN = re.compile(r"[,;\n]|\\\\(?![a-zA-Z])|\\(?:lor|land|vee|wedge)(?![a-zA-Z])|[\u2227\u2228]")
+_ENVIRONMENT = re.compile(r"\\begin\{.{0,500}?\\end\{[a-z*]{1,12}\}", re.DOTALL)
+_GREEK = re.compile(
+    r"\\(?:var)?(?:alpha|beta|gamma|delta|epsilon|zeta|eta|theta|iota|kappa|lambda|mu|nu|xi|rho|sigma|tau|upsilon|phi"
+    r"|chi|psi|omega|angle)(?![a-z])",
+    re.IGNORECASE,
+)
+_TUPLE_OF_NAMES = re.compile(r"\(\s*[^\W\d_](?:_\{?\w{1,3}\}?)?(?:\s*,\s*[^\W\d_](?:_\{?\w{1,3}\}?)?)+\s*\)")
 _COMMAND = re.compile(r"\\[a-zA-Z]+")
 _CONSTANT = re.compile(r"\\(?:pi|infty|emptyset)(?![a-zA-Z])")
 _SUBSCRIPT = re.compile(r"_(?:\{[^{}]*\}|\w)")
 _ARGUMENTS = re.compile(r"(?<=[A-Za-z'])\s?\([^()]*\)")
 _DERIVATIVE = re.compile(r"\\frac\s?\{d[^\W\d_]{0,2}\}\s?\{d[^\W\d_]\}")
+_NUMBERED_ANGLE = re.compile(r"\\angle\s?[0-9]")
 _NAME = re.compile(r"[^\W\d_][^\W\d_'|{}\s]*|\|[^\W\d_]+\|")
 _LETTER = re.compile(r"[^\W\d_]")
 _BRACKETS = re.compile(r"[(\[{][^()\[\]{}]*[)\]}]")
@@ -56,8 +64,9 @@ def compared_values(gold: str, answer: str) -> tuple[str, str] | None:
         are_equations = bool(_EQUALS_SIGN.search(gold) and _EQUALS_SIGN.search(answer))
         return (gold, answer) if are_equations else None
     if golden.names and answered.names and golden.names != answered.names:
-        # x = y + 1 is y = x - 1
-        are_equations = bool(_has_letters(golden.text) and _has_letters(answered.text))
+        # x = y + 1 is y = x - 1. Derivatives would be 0.
+        have_derivatives = _DERIVATIVE.search(gold + answer) is not None
+        are_equations = _has_letters(golden.text) and _has_letters(answered.text) and not have_derivatives
         return (gold, answer) if are_equations else None
     if golden.is_ordered == answered.is_ordered:
         return golden.text, answered.text
@@ -79,6 +88,8 @@ def _values_of(text: str) -> Values | None:
         return None
     found = [entry for entry in entries if entry is not None]
     names = [name for name, _ in found if name]
+    if len(found) == 1 and _TUPLE_OF_NAMES.fullmatch(names[0] if names else ""):  # (x, y) = (1, 2)
+        return Values((), found[0][1], True)
     if len(set(names)) < 2:  # x = 2, x = 3, and x = 2, 3
         return Values(tuple(names[:1]), ", ".join(value for _, value in found), False)
     by_name = sorted(found)
@@ -108,14 +119,16 @@ def _entry(text: str) -> tuple[str, str] | None:
 
 def _is_name(text: str) -> bool:
     r"""Whether a side of an equation names what the other one is: ``x``, ``v_1``, ``f(2)``, ``\alpha``, ``|AB|``."""
-    shown = _CONSTANT.sub("1", _DERIVATIVE.sub("d", text))
+    shown = _CONSTANT.sub("1", _DERIVATIVE.sub("d", _NUMBERED_ANGLE.sub("a", text)))
     shown = _SUBSCRIPT.sub("", _COMMAND.sub("a", shown))
     shown = _ARGUMENTS.sub("", shown)
+    if _TUPLE_OF_NAMES.fullmatch(text):
+        return True
     return _NAME.fullmatch("".join(shown.replace("{", "").replace("}", "").split()).replace("'", "")) is not None
 
 
 def _has_letters(text: str) -> bool:
-    return _LETTER.search(_COMMAND.sub("", text)) is not None
+    return _LETTER.search(_COMMAND.sub("", _GREEK.sub("a", text))) is not None
 
 
 def _is_tuple(text: str) -> bool:
@@ -125,13 +138,13 @@ def _is_tuple(text: str) -> bool:
 
 
 def _parts_of(text: str) -> list[str]:
-    """The parts of a text between the commas that stand in no brackets."""
-    return _split(text, _COMMA)
+    """The parts of a text between commas and other signs between expressions, but not those in brackets."""
+    return _split(text, _BETWEEN)
 
 
 def _split(text: str, sign: re.Pattern[str]) -> list[str]:
     """The parts of a text between signs that stand in no brackets."""
-    outside = text
+    outside = _ENVIRONMENT.sub(lambda inside: "." * len(inside[0]), text)
     found = 1
     while found:  # from the innermost brackets outwards
         outside, found = _BRACKETS.subn(lambda inside: "." * len(inside[0]), outside)

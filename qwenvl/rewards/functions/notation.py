@@ -14,10 +14,13 @@ FUNCTION_NAMES = "(?:arc)?(?:sin|cos|tan|cot|sec|csc)|(?:sin|cos|tan)h|log|ln|ex
 # ---- signs
 
 _DELIMITER = re.compile(r"(?<!\\)\\[\[\]()]")  # \[5\] and \(5\)
-_THOUSANDS_OF_LATEX = re.compile(r"(?<=[0-9])(?:\\[,;:!]|\{,\})(?=[0-9]{3}(?![0-9]))")  # 10\,000 and 10{,}000
-_COMMAS_OF_THOUSANDS = re.compile(r"(?<![\w.,(\[])(?<!\\\{)[0-9]{1,3}(?:,[0-9]{3})+(?![0-9,])")  # no pair, (100,200)
+_THOUSANDS_OF_LATEX = re.compile(r"(?<=[0-9])(?:,?\\[,;:!]|\{,\})(?=[0-9]{3}(?![0-9]))")  # 10\,000, 10,\!000, 10{,}000
+_COMMAS_OF_THOUSANDS = re.compile(r"(?<![\w.,])[0-9]{1,3}(?:,[0-9]{3})+(?![0-9,])")
+_BRACKET = re.compile(r"\\\{|\\\}|[()\[\]]")
 _DERIVATIVE = re.compile(r"(?<![^\W_])d([A-Za-z]?)/d([A-Za-z])(?![^\W_])")  # dy/dx
-_SPACE = re.compile(r"(?<!\\)\\[,;:! ]|~|\\q?quad(?![a-zA-Z])")
+_SPACE = re.compile(r"(?<!\\)\\[,;: ]|~|\\q?quad(?![a-zA-Z])")
+_BETWEEN_EQUATIONS = re.compile(r"\\q?quad(?![a-zA-Z])(?=[^=,]{1,20}=)")  # x = 4 \quad x = 3
+_DEGREE = re.compile(r"\s{0,4}\\text\s?\{\s{0,4}degrees?\s{0,4}\}|\^?\{?\\degree\}?(?![a-zA-Z])")
 _ROMAN = re.compile(r"\{\\rm\s([^{}]*)\}")  # {\rm m}
 _WRAPPED = r"\\(?:text|textrm|mathrm)\s?\{[^{}]*\}(?:\^\{?[0-9]\}?)?"
 _FRACTION_OF_UNITS = re.compile(rf"\\[dt]?frac\s?\{{({_WRAPPED})\}}\s?\{{({_WRAPPED})\}}")  
@@ -50,6 +53,7 @@ _COMMANDS = {
     **{"·": "cdot", "⋅": "cdot", "×": "times", "÷": "div", "±": "pm", "∞": "infty", "≤": "le", "≥": "ge", "≠": "ne"},
     **{"⩽": "le", "⩾": "ge"},
     **{"∈": "in", "∪": "cup", "∩": "cap", "∅": "emptyset", "∠": "angle", "△": "triangle"},
+    **{"ℝ": "mathbb{R}", "ℤ": "mathbb{Z}", "ℕ": "mathbb{N}", "ℚ": "mathbb{Q}", "ℂ": "mathbb{C}"},
     **{"⌊": "lfloor", "⌋": "rfloor", "⌈": "lceil", "⌉": "rceil"},
 }
 _SYMBOLS = str.maketrans({sign: f"\\{command} " for sign, command in _COMMANDS.items()})
@@ -68,9 +72,10 @@ def in_latex(text: str) -> str:
         ['\\\\sqrt{2} x', '\\\\sqrt{(x+1)^2}']
     """
     text = _THOUSANDS_OF_LATEX.sub("", _DELIMITER.sub(" ", text))
+    text = _DEGREE.sub(r"^{\\circ}", _BETWEEN_EQUATIONS.sub(", ", text.replace(r"\!", "")))
     text = _ROMAN.sub(r"\\text{\1}", _SPACE.sub(" ", text))
     text = _FRACTION_OF_UNITS.sub(r"\1/\2", text).replace(r"\varnothing", r"\emptyset").replace("\u3001", ",")
-    text = _COMMAS_OF_THOUSANDS.sub(lambda found: found[0].replace(",", ""), text)
+    text = _without_commas_of_thousands(text)
     text = _DERIVATIVE.sub(r"\\frac{d\1}{d\2}", text)
     text = _TIMES_POWER.sub(r"\\times ", text)
     text = _DEGREES.sub(lambda found: rf"^{{\circ}}{found[1] or found[2] or found[3] or ''}", text)
@@ -80,6 +85,21 @@ def in_latex(text: str) -> str:
     if not text.isascii():
         text = _signs_in_latex(text)
     return _roots_in_latex(text)
+
+
+def _without_commas_of_thousands(text: str) -> str:
+    """A text with 1000 for 1,000, but within brackets, where (100,200) is a pair."""
+    pieces = []
+    place = 0
+    depth = 0
+    for bracket in [*_BRACKET.finditer(text), None]:
+        end = len(text) if bracket is None else bracket.end()
+        piece = text[place:end]
+        pieces.append(piece if depth else _COMMAS_OF_THOUSANDS.sub(lambda found: found[0].replace(",", ""), piece))
+        place = end
+        if bracket is not None:
+            depth = max(0, depth + (1 if bracket[0][-1] in "([{" else -1))
+    return "".join(pieces)
 
 
 def _signs_in_latex(text: str) -> str:

@@ -22,11 +22,12 @@ _BRACE = re.compile(r"\\?[{}]")
 _NEXT_SENTENCE = re.compile(r"[\s$]*(?:[.,;:!]$|[.;:!]\s|,\s+[^\W\d_]{2})")  # behind a box
 _BETWEEN_BOXES = re.compile(r"[\s$,;]{0,8}(?:and|or)?[\s$,;]{0,8}(?:[^\W\d_]\s?=)?\s{0,4}")
 _NAME_BEFORE = re.compile(r"(?<![^\W_])[^\W\d_]\s?=\s?\Z")  # of the first box: x = \boxed{1}, y = \boxed{2}
+_IMPLIES = re.compile(r"\\(?:Rightarrow|implies)(?![a-zA-Z])|\u21d2")  # 2x = 6 \Rightarrow x = 3
 _RESULT = "####"  # in front of the result of a worked solution, as in GSM8K
 # Between expressions: "2 or 3", "x = 2 and x = 3".
 _AND_OR = re.compile(
     r"(?<=[0-9)}\]$])\s{0,4},?\s{0,4}(?:\\text\s?\{\s{0,4})?(?:and|or)(?:\s{0,4}\})?\s{1,4}"
-    r"(?=[-+$0-9\\(\[{.]|[^\W\d_]\s{0,4}=)"
+    r"(?=[-+$0-9\\(\[{.]|[^\W\d_](?:_\{?\w{1,3}\}?)?\s{0,4}=)"
 )
 
 
@@ -37,7 +38,7 @@ def unboxed(text: str) -> str:
 
     Example:
         >>> unboxed(r"It is $\boxed{\frac{1}{2}}$ m"), unboxed(r"x = \boxed{3}"), unboxed(r"In \boxed{3} ways.")
-        ('\\frac{1}{2}$ m', 'x = 3', '3')
+        ('\\frac{1}{2} m', 'x = 3', '3')
     """
     boxes = _boxes_in(text)
     if len(boxes) != 1:
@@ -52,7 +53,9 @@ def unboxed(text: str) -> str:
     if is_sentence or _NEXT_SENTENCE.match(behind):
         behind = ""
     # The space keeps numbers apart, which text alone compares then: 2\boxed{3} is not 23.
-    return f"{before.rstrip()} {inside}".lstrip() + behind
+    result = f"{before.rstrip()} {inside}".lstrip() + behind
+    has_half_a_pair = result.replace(r"\$", "").count("$") % 2
+    return result.replace("$", "") if has_half_a_pair else result
 
 
 def _without_boxes(text: str, boxes: Sequence[tuple[int, str, int]]) -> str:
@@ -124,7 +127,8 @@ def expression_in(text: str) -> str:
     announced = _ANNOUNCED.match(text)
     if announced is not None:
         text = text[announced.end() :]
-    text = unboxed(in_latex(text))
+    text = in_latex(unboxed(text))
+    text = _IMPLIES.split(text)[-1]
     text = _EQUALS.sub("", _FINAL_DOT.sub("", text)).strip()
     wrapped = WRAPPED_TEXT.fullmatch(text.strip("$"))
     return wrapped[1] if wrapped else _AND_OR.sub(", ", text)

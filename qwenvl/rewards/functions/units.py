@@ -40,8 +40,8 @@ _EXPRESSION_AND_UNIT = re.compile(rf"(.*?(?:[0-9}})\]]|\\pi))\s*({_COMPOUND_UNIT
 # The unit of 24 cm^2, which would be words beside mathematics. A lone letter, 24 x^2, may be a variable.
 _UNIT_WITH_POWER = re.compile(r"(?<=[0-9}]) ?([^\W\d_]{2,}) ?\^ ?\{?([0-9])\}?$")
 
-# The unit at the end of 5 \text{kg}\cdot\text{m}^2.
-_WRAPPED_UNIT = re.compile(rf"(?:{WRAPPER}\{{[^{{}}]*\}}\s*{_POWER}\s*(?:/|\*|\\cdot)?\s*)+$")
+# The unit at the end of 5 \text{kg}\cdot\text{m}^2, in a text of single spaces.
+_WRAPPED_UNIT = re.compile(rf"(?>{WRAPPER}\{{[^{{}}]*\}}(?: ?\^(?:\{{-?[0-9]\}}|-?[0-9]))?(?: ?(?:/|\*|\\cdot))? ?)+$")
 _ENDS_AS_A_NUMBER = re.compile(r"(?:[0-9}\])°%]|\\pi)$")
 _NEGATIVE_POWER = re.compile(r"\s?([^\W\d_]+)\^-([0-9])")
 
@@ -124,7 +124,7 @@ def split_unit(text: str) -> tuple[str, str]:
 
 def _unit_in_latex(text: str) -> tuple[str, str] | None:
     r"""That of ``5 \text{m}^2``."""
-    shown = text.replace("$", " ").replace("~", " ")
+    shown = " ".join(text.replace("$", " ").split())
     found = _WRAPPED_UNIT.search(shown)
     if found is None:
         return None

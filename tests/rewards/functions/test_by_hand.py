@@ -9,9 +9,10 @@ from rouge_score.rouge_scorer import RougeScorer
 
 from qwenvl.rewards.function import call_plain
 from qwenvl.rewards.functions.actions import list_of
-from qwenvl.rewards.functions.answers import affirms, numbers_in, only_number, solves
+from qwenvl.rewards.functions.answers import affirms, solves
 from qwenvl.rewards.functions.choices import letters
 from qwenvl.rewards.functions.grounding import boxes_in, spans_in
+from qwenvl.rewards.functions.numeric import numbers_in, only_number
 from qwenvl.rewards.kinds import KINDS
 from qwenvl.rewards.resolve import resolve
 from qwenvl.rewards.table import check_problem_type
@@ -357,13 +358,16 @@ READINGS = [
     (letters, "A、C", {"A", "C"}),
     *((letters, text, set()) for text in ("Not option B", "It isn't option B", "Every option except option B")),
     *((letters, text, set()) for text in ("Option B cannot be right", "Eliminate option B", "Answer B doesn't fit")),
-    *((letters, text, {"B"}) for text in ("The answer should be B", "The answer is B. The choice A is blue.", "{B}")),
+    *((letters, text, {"B"}) for text in ("The answer should be B", "{B}")),
     *((letters, text, {"B"}) for text in (r"\(\boxed{\text{(B)}}\)", '{"answer": "B"}', "#### B", "_B_", "‘B’")),
     *((letters, text, {"B"}) for text in ("B\nthe man walks", "B\n\nBecause it moves", "(B)right", "B.right")),
     *((letters, text, {"B"}) for text in ("选择B", "B选项", "正确选项为B", "我选B", "B!", 'The answer is "B"')),
     *((letters, text, {"A"}) for text in ("The answer is A because option B is blue", "Option A, since C is red")),
     *((letters, text, {"A", "C"}) for text in ("答案:AC", "选AC", "A和C", "Both A and C", "A and C are correct")),
     *((letters, text, {"A", "C"}) for text in ("A+C", "- A\n- C", '["A", "C"]', "Options A and C")),
+    *((letters, text, {"B"}) for text in ("Option B is most likely", "Option B is supported by the video")),
+    (letters, "He falls because he slips. Answer: C", {"C"}),
+    *((letters, text, {"A", "C"}) for text in ("A\nand C", "A\n\nC")),
     *((letters, text, set()) for text in ("e.g.", "E.g. a cat", "A.left B.right C.up")),
     *((letters, text, {"B"}) for text in ("B - left", "(B) – the left one", "B (left)", "B because it moves")),
     *((letters, text, {"B"}) for text in ("I choose B", "It's B.", "B is the correct answer.", "B, as A is up")),
@@ -371,6 +375,7 @@ READINGS = [
     *((letters, text, set()) for text in ("A - left, B - right", "A - B", "A is correct, but B is better")),
     *((affirms, text, True) for text in ("Yes", "Yes, there is no doubt", "There is no man, so the answer is yes")),
     *((affirms, text, None) for text in ("The answer isn't yes", "never yes", "The answer is yes or no")),
+    *((affirms, text, True) for text in ("Yes. The answer is no longer unclear", "Yes, I cannot say no")),
     *((affirms, text, False) for text in ("no.", "I say no")),
     *((affirms, text, None) for text in ("maybe yes, maybe no", "nothing", "eyes", "")),
     *((affirms, text, None) for text in ("yes/no", "yes or no", "not yes", "yes and no", "No, yes.", "yes no")),
@@ -444,8 +449,13 @@ READINGS = [
     (numbers_in, "温度为-5℃, 约−3.5米, 是.25, 共3个", [Decimal("-5"), Decimal("-3.5"), Decimal("0.25"), Decimal("3")]),
     (numbers_in, "step-4", [Decimal("4")]),
     *((only_number, text, Decimal("3e8")) for text in ("3×10⁸", "3 x 10^8", r"3 \times 10^{8}", "300,000,000 m/s^2")),
-    *((only_number, text, Decimal("-5")) for text in ("-$5", "−€5", "- £5.00", "-5 cm^2", r"-5 \text{ m}^{-1}")),
+    *((only_number, text, Decimal("-5")) for text in ("-$5", "−€5", "-£5.00", "-5 cm^2", r"-5 \text{ m}^{-1}")),
     *((only_number, text, None) for text in ("2³ + 1", "√3 + 1", "5 ½", "5 ± 1", "5 +/- 1", "x^3", "3百", "3 × 4")),
+    *((only_number, text, None) for text in (r"3\sqrt{2}", "3√2", r"2\log 3", "3 cm - 5", "3% – 5%", "3  - 5")),
+    (only_number, "- 3\n- 5", None),
+    *((only_number, text, None) for text in ("3萬", "3億", "5 Millionen", "3 млн", "3 and a half", "1..5", "3n^2")),
+    *((only_number, text, Decimal("-5")) for text in ("-US$5", r"-\$5", "minus $5", "-(5)", "零下5度", "负5")),
+    *((only_number, text, Decimal("5")) for text in ("- $5", "5 cm²", "5 m", "5!", "(5)", "5 halls", "5 miles")),
     (numbers_in, r"sqrt(3), √9, \sqrt{5}, 2π, 3 pi and 12 pins", [Decimal("12")]),
     (letters, "The answer is A or B", {"A", "B"}),
     (letters, "The answer is A, B, C, D.", {"A", "B", "C", "D"}),

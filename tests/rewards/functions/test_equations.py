@@ -2,7 +2,7 @@
 
 import pytest
 
-from qwenvl.rewards.functions.maths import MathReward
+from qwenvl.rewards.functions.maths import MathReward, compare_as_text
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +42,25 @@ def reward():
         ("(2,3)", ["2, 3"], [r"\{2,3\}", "3, 2", "[2,3]"]),
         ("1,234", ["1234"], ["1, 234"]),
         (r"(2,5]", ["2<x≤5"], ["2<x<5"]),
+        ("x = 2; y = 3", ["x = 2, y = 3", "y = 3, x = 2", "(2, 3)"], ["x = 7; y = 3", "3"]),
+        (r"x = 2 \\ y = 3", ["x=2, y=3", "x = 2\ny = 3"], [r"x = 5 \\ y = 3", "3"]),
+        ("3", [r"2x = 6 \Rightarrow x = 3"], ["x=4\ny=3", r"x=4 \quad x=3"]),
+        (r"x=1 \lor x=2", ["1, 2"], ["2"]),
+        ("(2,3)", ["(x,y) = (2,3)", "(x, y) = (2, 3)"], ["(x,y) = (3,2)"]),
+        ("(x, y) = (2, 3)", ["x = 2, y = 3", "(2,3)"], ["(3,2)", "y = 2, x = 3"]),
+        ("(-1,100)", ["(-1, 100)"], ["(-1100)"]),
+        (r"\frac{1,000}{3}", ["1000/3"], ["1/3"]),
+        (r"58,\!500", ["58500", r"\boxed{58,\!500}", "58,500"], ["58"]),
+        # Greek letters are letters
+        (r"2\theta = 60^\circ", ["2θ = 60°"], [r"\theta = 60^\circ", "60°"]),
+        (r"\theta = 60^\circ", ["60°", "θ = 60°"], [r"\alpha = 60^\circ"]),
+        (r"\alpha + \beta = 90^\circ", [r"\beta + \alpha = 90^\circ"], [r"\alpha - \beta = 90^\circ"]),
+        (r"\sin^2\theta = \frac{1}{4}", [r"\frac{1}{4} = \sin^2\theta"], [r"\sin\theta = \frac14"]),
+        (r"\angle 1 = 50^\circ", ["50°"], [r"\angle 3 = 50^\circ"]),
+        (r"\frac{dy}{dx} = 2x", ["dy/dx = 2x"], [r"\frac{dx}{dy} = 2x"]),
+        ("f'(x)=3x^2", ["3x^2", "f'(x) = 3x²"], ["f(x)=3x^2"]),
+        ("50%", [r"$\boxed{50}\%$"], [r"$\boxed{5}\%$"]),
+        ("90°", [r"$\boxed{90}$ degrees.", r"90\degree"], [r"$\boxed{9}$ degrees."]),
         # what math-verify leaves out or cannot tell
         (r"1, 2, \ldots, n", [r"1, 2, \ldots, n"], ["1, 2, n"]),
         (r"3 \mod 7", [r"3 \mod 7"], ["3"]),
@@ -69,3 +88,8 @@ def test_values_are_compared_and_not_what_surrounds_them(reward, solution, right
     answers = [f"<answer>{text}</answer>" for text in texts]
     scores = reward(answers, solution=[solution] * len(texts))
     assert dict(zip(texts, scores, strict=True)) == {text: float(text in right) for text in texts}
+
+
+def test_units_of_many_words_take_no_long_time():
+    text = "5" + r"\text{m}   " * 40 + "x"
+    assert compare_as_text("5", text) is False
