@@ -9,42 +9,75 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from qwenvl.rewards.functions.expressions import improper
-from qwenvl.rewards.functions.notation import closing_brackets
+from qwenvl.rewards.functions.expressions import COMMAND, SUBSCRIPT, closing_brackets, improper
 
-_EQUALS_SIGN = re.compile(r"(?<![<>!=])==?(?![<>=])|\\in(?![a-zA-Z])")  # also that of x \in (2, 5)
+DERIVATIVE = re.compile(r"\\frac\s?\{d[^\W\d_]{0,2}\}\s?\{d[^\W\d_]\}")
+
+# Between expressions, and between the sides of an equation; also that of x \in (2, 5).
 _BETWEEN = re.compile(r"[,;\n]|\\\\(?![a-zA-Z])|\\(?:lor|land|vee|wedge)(?![a-zA-Z])|[\u2227\u2228]")
-_ENVIRONMENT = re.compile(r"\\begin\{.{0,500}?\\end\{[a-z*]{1,12}\}", re.DOTALL)
+_EQUALS_SIGN = re.compile(r"(?<![<>!=])==?(?![<>=])|\\in(?![a-zA-Z])")
+_ENVIRONMENT = re.compile(r"\\begin\{.{0,500}?\\end\{[a-z*]{1,12}\}", re.DOTALL)  # of a matrix
+_BRACKETS = re.compile(r"[(\[{][^()\[\]{}]*[)\]}]")
+_SET = re.compile(r"\\?\{|\\left\s?\\\{")
+
 _GREEK = re.compile(
     r"\\(?:var)?(?:alpha|beta|gamma|delta|epsilon|zeta|eta|theta|iota|kappa|lambda|mu|nu|xi|rho|sigma|tau|upsilon|phi"
     r"|chi|psi|omega|angle)(?![a-z])",
     re.IGNORECASE,
 )
-_TUPLE_OF_NAMES = re.compile(r"\(\s*[^\W\d_](?:_\{?\w{1,3}\}?)?(?:\s*,\s*[^\W\d_](?:_\{?\w{1,3}\}?)?)+\s*\)")
-_COMMAND = re.compile(r"\\[a-zA-Z]+")
-_CONSTANT = re.compile(r"\\(?:pi|infty|emptyset)(?![a-zA-Z])")
-_SUBSCRIPT = re.compile(r"_(?:\{[^{}]*\}|\w)")
-_ARGUMENTS = re.compile(r"(?<=[A-Za-z'])\s?\([^()]*\)")
-_DERIVATIVE = re.compile(r"\\frac\s?\{d[^\W\d_]{0,2}\}\s?\{d[^\W\d_]\}")
-_NUMBERED_ANGLE = re.compile(r"\\angle\s?[0-9]")
-_NAME = re.compile(r"[^\W\d_][^\W\d_'|{}\s]*|\|[^\W\d_]+\|")
 _LETTER = re.compile(r"[^\W\d_]")
-_BRACKETS = re.compile(r"[(\[{][^()\[\]{}]*[)\]}]")
-_SET = re.compile(r"\\?\{|\\left\s?\\\{")
+_BINDS_A_LETTER = re.compile(r"\\(?:sum|prod|int|lim)(?![a-zA-Z])")
+
+# Names: x, v_1, f(2), f(g(x)), (f + g)(x), E[X], f^{-1}(x), y', \alpha, \angle 1, \sigma^2, |z|, \frac{dy}{dx}, (x, y).
+_CONSTANT = re.compile(r"\\(?:pi|infty|emptyset)(?![a-zA-Z])")
+_NUMBERED_ANGLE = re.compile(r"\\angle\s?[0-9]")
+_INVERSE_OR_VARIANCE = re.compile(r"(?<=[A-Za-z])\^\{?-1\}?|(?<=\\sigma)\^\{?2\}?")
+_ARGUMENTS = re.compile(r"(?<=[A-Za-z'}])\s?(?:\([^()]*\)|\[[^\[\]]*\])")
+_COMBINED_FUNCTION = re.compile(r"\([^()0-9]*\)\s?(?=\()")
+_NAME = re.compile(r"[^\W\d_][^\W\d_'|{}\s]*|\|{1,2}[^\W\d_]+\|{1,2}")
+_LETTER_OF_TUPLE = r"\s*[^\W\d_](?:_\{?\w{1,3}\}?)?\s*"
+_TUPLE_OF_NAMES = re.compile(rf"\({_LETTER_OF_TUPLE}(?:,{_LETTER_OF_TUPLE})+\)")
+_COORDINATES = frozenset("xyz")
+_INDEX = re.compile(r"_\{?[0-9]+\}?")
 
 
 class Values(NamedTuple):
-    """What an expression says the values of something are.
+    """The values that an expression has, or that it gives to names.
 
     Attributes:
-        names: that it says are equal to them, ``x`` and ``f(2)``. Empty: it has values alone.
-        text: the values as an expression.
-        is_ordered: they are a pair, ``(1, 2)``, and not alternatives.
+        names: of the values, ``x`` and ``f(2)``, one for each or one for all. Empty: the expression has values alone.
+        values: of them.
+        is_ordered: the order of the values has a meaning, as in ``(1, 2)``. Else they are alternatives.
+        text: the values as the expression writes them.
     """
 
     names: tuple[str, ...]
-    text: str
+    values: tuple[str, ...]
     is_ordered: bool
+    text: str
+
+    @property
+    def names_without_index(self) -> frozenset[str]:
+        """Those of x_1 = 2, x_2 = 3 are x."""
+        return frozenset(_INDEX.sub("", name) for name in self.names)
+
+    @property
+    def are_indexed(self) -> bool:
+        """Whether the names differ in their indices alone, as those of the roots of an equation."""
+        return len(self.names) > 1 and len(self.names_without_index) == 1
+
+    def listed(self) -> str:
+        """The values in the order in which they are written."""
+        return ", ".join(self.values)
+
+    def as_tuple(self, *, by_name: bool) -> str:
+        """The values in the order of their names, or as they are written. Coordinates are in the order x, y, z."""
+        if not self.names:
+            return self.text if self.text.startswith("(") else f"({self.listed()})"
+        if not by_name and not self.names_without_index <= _COORDINATES:
+            return f"({self.listed()})"
+        by_name_sorted = sorted(zip(self.names, self.values, strict=True))
+        return f"({', '.join(value for _, value in by_name_sorted)})"
 
 
 def compared_values(gold: str, answer: str) -> tuple[str, str] | None:
@@ -63,42 +96,59 @@ def compared_values(gold: str, answer: str) -> tuple[str, str] | None:
     if golden is None or answered is None:
         are_equations = bool(_EQUALS_SIGN.search(gold) and _EQUALS_SIGN.search(answer))
         return (gold, answer) if are_equations else None
-    if golden.names and answered.names and golden.names != answered.names:
+    one_has_indices = golden.are_indexed != answered.are_indexed
+    if one_has_indices and not (golden.is_ordered and answered.is_ordered):
+        have_one_name = golden.names_without_index == answered.names_without_index
+        may_be_roots = have_one_name or not (golden.names and answered.names)
+        return (golden.listed(), answered.listed()) if may_be_roots else None
+    if golden.names and answered.names and set(golden.names) != set(answered.names):
         # x = y + 1 is y = x - 1. Derivatives would be 0.
-        have_derivatives = _DERIVATIVE.search(gold + answer) is not None
+        have_derivatives = DERIVATIVE.search(gold + answer) is not None
         are_equations = _has_letters(golden.text) and _has_letters(answered.text) and not have_derivatives
         return (gold, answer) if are_equations else None
-    if golden.is_ordered == answered.is_ordered:
+    if not golden.is_ordered and not answered.is_ordered:
         return golden.text, answered.text
-    listed = answered.text if golden.is_ordered else golden.text
-    if _SET.match(listed):
-        return None
-    if len(_parts_of(listed)) > 1:
-        listed = f"({listed})"
-    return (golden.text, listed) if golden.is_ordered else (listed, answered.text)
+    by_name = bool(golden.names and answered.names)
+    compared = []
+    for each in (golden, answered):
+        if _SET.match(each.text):
+            return None  # a set is no pair
+        # A single value may be a pair in itself, as a vector is.
+        is_list = each.is_ordered or len(each.values) > 1
+        compared.append(each.as_tuple(by_name=by_name) if is_list else each.text)
+    return compared[0], compared[1]
+
+
+def parts_of(text: str) -> list[str]:
+    """The parts of a text between commas and other signs between expressions, but not those in brackets."""
+    return [part for part in _split(text, _BETWEEN) if part.strip()] or [text]
 
 
 def _values_of(text: str) -> Values | None:
     """The values that an expression has or gives to names. None: it is an equation, or several of them."""
     text = text.replace("$", " ").strip()
     if _is_tuple(text):
-        return Values((), text, True)
-    entries = [_entry(part) for part in _parts_of(text)]
-    if None in entries:
-        return None
-    found = [entry for entry in entries if entry is not None]
-    names = [name for name, _ in found if name]
-    if len(found) == 1 and _TUPLE_OF_NAMES.fullmatch(names[0] if names else ""):  # (x, y) = (1, 2)
-        return Values((), found[0][1], True)
+        return Values((), (text,), True, text)
+    found = []
+    for part in parts_of(text):
+        entry = _entry(part)
+        if entry is None:
+            return None
+        found.append(entry)
+    values = tuple(value for _, value in found)
+    names = tuple(name for name, _ in found if name)
+    if len(found) == 1 and names and _TUPLE_OF_NAMES.fullmatch(names[0]):  # (x, y) = (1, 2)
+        inside = tuple(part.strip() for part in _split(values[0].strip()[1:-1], _BETWEEN))
+        names = tuple(part.strip() for part in names[0][1:-1].split(","))
+        return Values(names, inside, True, values[0]) if len(names) == len(inside) else None
     if len(set(names)) < 2:  # x = 2, x = 3, and x = 2, 3
-        return Values(tuple(names[:1]), ", ".join(value for _, value in found), False)
-    by_name = sorted(found)
-    return Values(tuple(sorted(names)), f"({', '.join(value for _, value in by_name)})", True)
+        return Values(names[:1], values, False, ", ".join(values))
+    return Values(names, values, True, text)
 
 
 def _has_several_pairs(text: str) -> bool:
     """Whether a text is like ``x = 1, y = 2, x = 2, y = 1``, of which a list would lose what belongs together."""
-    names = [entry[0] for entry in map(_entry, _parts_of(text)) if entry is not None and entry[0]]
+    names = [entry[0] for entry in map(_entry, parts_of(text)) if entry is not None and entry[0]]
     return 1 < len(set(names)) < len(names)
 
 
@@ -112,34 +162,36 @@ def _entry(text: str) -> tuple[str, str] | None:
     if not values:  # x = y
         *names, last = sides
         values = [last]
-    if not names and any(map(_has_letters, values)):
+    if not names and any(_has_letters(value) and not _BINDS_A_LETTER.search(value) for value in values):
         return None
-    return "".join("".join(names[:1]).split()), improper(values[-1])
+    name = names[0] if names else ""
+    return "".join(name.split()), improper(values[-1])
 
 
 def _is_name(text: str) -> bool:
-    r"""Whether a side of an equation names what the other one is: ``x``, ``v_1``, ``f(2)``, ``\alpha``, ``|AB|``."""
-    shown = _CONSTANT.sub("1", _DERIVATIVE.sub("d", _NUMBERED_ANGLE.sub("a", text)))
-    shown = _SUBSCRIPT.sub("", _COMMAND.sub("a", shown))
-    shown = _ARGUMENTS.sub("", shown)
+    """Whether a side of an equation names what the other one is."""
     if _TUPLE_OF_NAMES.fullmatch(text):
         return True
-    return _NAME.fullmatch("".join(shown.replace("{", "").replace("}", "").split()).replace("'", "")) is not None
+    shown = _CONSTANT.sub("1", DERIVATIVE.sub("d", _NUMBERED_ANGLE.sub("a", text)))
+    shown = _INVERSE_OR_VARIANCE.sub("", shown)
+    shown = SUBSCRIPT.sub("", shown)
+    shown = COMMAND.sub("a", shown)
+    shown = _COMBINED_FUNCTION.sub("f", shown)
+    for _ in range(2):  # f(g(x))
+        shown = _ARGUMENTS.sub("", shown)
+    for sign in "{}' ":
+        shown = shown.replace(sign, "")
+    return _NAME.fullmatch(shown) is not None
 
 
 def _has_letters(text: str) -> bool:
-    return _LETTER.search(_COMMAND.sub("", _GREEK.sub("a", text))) is not None
+    return _LETTER.search(COMMAND.sub("", _GREEK.sub("a", text))) is not None
 
 
 def _is_tuple(text: str) -> bool:
     """Whether a text is ``(1, 2)``."""
     shown = text.replace(r"\left", "").replace(r"\right", "").strip()
     return shown.startswith("(") and closing_brackets(shown).get(0) == len(shown) - 1 and "," in shown
-
-
-def _parts_of(text: str) -> list[str]:
-    """The parts of a text between commas and other signs between expressions, but not those in brackets."""
-    return _split(text, _BETWEEN)
 
 
 def _split(text: str, sign: re.Pattern[str]) -> list[str]:

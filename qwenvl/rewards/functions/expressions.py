@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-from qwenvl.rewards.functions.notation import FUNCTION_NAMES
 from qwenvl.rewards.functions.text import normalized
 
+FUNCTION_NAMES = "(?:arc)?(?:sin|cos|tan|cot|sec|csc)|(?:sin|cos|tan)h|log|ln|exp|pi"
 FUNCTION = re.compile(rf"(?<![^\W\d_])(?:{FUNCTION_NAMES}|sqrt|lim|max|min|mod)(?![^\W\d_])")
 PLAIN_NUMBER = re.compile(r"[-+]?[0-9]{1,30}(?:\.[0-9]{1,30})?(?:e[-+]?[0-9]{1,2}|/[0-9]{1,30})?")
 # 3 \times 10^8
@@ -24,8 +24,9 @@ _OTHER_SPACE = re.compile(r"(?<![0-9]) | (?![0-9])")
 _MIXED = re.compile(r"([-+]?)([0-9]{1,30}) ([0-9]{1,30})/([0-9]{1,30})")  # 1 1/2
 # 0.1\overline{6}
 _REPEATING = re.compile(r"([-+]?)([0-9]{0,12})\.([0-9]{0,12})\\(?:overline|bar|dot)\{([0-9]{1,12})\}")
-_COMMAND = re.compile(r"\\[a-zA-Z]+")
-_SUBSCRIPT = re.compile(r"_\{[^{}]*\}")  # F_{net}
+COMMAND = re.compile(r"\\[a-zA-Z]+")
+# F_{net}, v_1, v_{\text{max}}, v_\text{max}
+SUBSCRIPT = re.compile(r"_(?:\{(?:[^{}]|\{[^{}]*\})*\}|\\(?:text|mathrm)\s?\{[^{}]*\}|\w)")
 _ENVIRONMENT = re.compile(r"\\(?:begin|end)\s?\{[a-z]{1,12}\*?\}")  # \begin{pmatrix}
 # Two letters that are a word: "2 or 10" would be "4 or 5".
 _NO_PRODUCTS = {"an", "as", "at", "be", "by", "do", "go", "he", "if", "is", "it", "me", "my"}
@@ -52,6 +53,18 @@ def plain(text: str) -> str:
 def unwrapped(text: str) -> str:
     r"""A text without the dollar signs, the ties and the ``\text{}`` of LaTeX."""
     return " ".join(WRAPPED_TEXT.sub(r" \1 ", text.replace("$", " ").replace("~", " ")).split())
+
+
+def closing_brackets(text: str) -> dict[int, int]:
+    """The place of the bracket that closes the one at another place."""
+    closing = {}
+    opened = []
+    for place, character in enumerate(text):
+        if character == "(":
+            opened.append(place)
+        elif character == ")" and opened:
+            closing[opened.pop()] = place
+    return closing
 
 
 def improper(text: str) -> str:
@@ -97,10 +110,10 @@ def is_mathematical(text: str, other: str = "") -> bool:
 
 def has_words(text: str, other: str = "") -> bool:
     """Whether a text has words that are no commands of LaTeX, no functions and no products of letters."""
-    bare = FUNCTION.sub("*", _COMMAND.sub("*", _SUBSCRIPT.sub("", _ENVIRONMENT.sub(" ", text))))
+    bare = FUNCTION.sub("*", COMMAND.sub("*", SUBSCRIPT.sub("*", _ENVIRONMENT.sub(" ", text))))
     words = list(_WORD.finditer(bare))
     # Letters in \text{} are meant as words, however few they are.
-    if any(map(_WORD.search, WRAPPED_TEXT.findall(text))):
+    if any(map(_WORD.search, WRAPPED_TEXT.findall(SUBSCRIPT.sub("", text)))):
         return True
     both = f"{text} {other}"
     if words and not (_SIGN.search(both) or FUNCTION.search(both)):

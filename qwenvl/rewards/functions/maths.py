@@ -12,7 +12,7 @@ from typing import Any
 from qwenvl.child import Child, ChildDied, ChildFailed, ChildTimeout
 from qwenvl.files import check_installed, require
 from qwenvl.rewards.function import Unfinished
-from qwenvl.rewards.functions.equations import compared_values
+from qwenvl.rewards.functions.equations import DERIVATIVE, compared_values, parts_of
 from qwenvl.rewards.functions.expressions import (
     LONE_LETTER,
     PLAIN_NUMBER,
@@ -38,9 +38,9 @@ _PRIMES = re.compile(r"(?<=\w)'+|\\prime\b")  # f'(x), 30'
 _BASE = re.compile(r"(?<=[0-9)])_\{?[0-9]")  # of the number 17_8
 
 # math-verify leaves out dots and remainders, and takes derivatives of names for 0.
-_DERIVATIVE = r"\\frac\s?\{d[^\W\d_]{0,2}\}\s?\{d[^\W\d_]\}"
 _TEXT_ALONE = re.compile(
-    rf"\\(?:[lc]?dots|[bp]?mod|partial|nabla)(?![a-zA-Z])|\.\.\.|\u2026|{_DERIVATIVE}\s?(?:[^=\s]|\Z)|\S\s?{_DERIVATIVE}"
+    r"\\(?:[lc]?dots|[bp]?mod|partial|nabla)(?![a-zA-Z])|\.\.\.|\u2026"
+    rf"|{DERIVATIVE.pattern}\s?(?:[^=\s]|\Z)|\S\s?{DERIVATIVE.pattern}"
 )
 _EITHER_SIGN = re.compile(r"\\pm(?![a-zA-Z])")  # of which math-verify reads that of a sum alone
 _IMAGINARY_UNIT = re.compile(r"(?<![A-Za-z\\])i(?![A-Za-z])")
@@ -141,7 +141,7 @@ def compare_as_text(gold: str, answer: str | None) -> bool | tuple[str, str]:
     if answer is None or len(answer) > LONGEST:
         return False
     gold = expression_in(gold)
-    answer = expression_in(answer)
+    answer = _expression_beside(gold, answer)
     gold_text = plain(unwrapped(gold))
     answer_text = plain(unwrapped(answer))
     (gold_part, gold_unit), (answer_part, answer_unit) = split_units(gold, answer)
@@ -179,6 +179,15 @@ def compare_as_text(gold: str, answer: str | None) -> bool | tuple[str, str]:
     if any(map(has_several_numbers, in_plain)) or _differ_in_case(*parts):
         return False  # math-verify would read 1 2 as 12, and does not tell N_2 from n_2
     return values
+
+
+def _expression_beside(gold: str, answer: str) -> str:
+    """The expression of an answer, in which 100,200 is a list where the gold is one of as many parts."""
+    expression = expression_in(answer)
+    if ", " not in gold or len(parts_of(gold)) == len(parts_of(expression)):
+        return expression
+    listed = expression_in(answer, has_thousands=False)
+    return listed if len(parts_of(listed)) == len(parts_of(gold)) else expression
 
 
 def _without_percent(gold: str, answer: str) -> tuple[str, str]:

@@ -9,18 +9,20 @@ from __future__ import annotations
 import re
 import unicodedata
 
-FUNCTION_NAMES = "(?:arc)?(?:sin|cos|tan|cot|sec|csc)|(?:sin|cos|tan)h|log|ln|exp|pi"
+from qwenvl.rewards.functions.expressions import FUNCTION_NAMES, closing_brackets
 
 # ---- signs
 
 _DELIMITER = re.compile(r"(?<!\\)\\[\[\]()]")  # \[5\] and \(5\)
-_THOUSANDS_OF_LATEX = re.compile(r"(?<=[0-9])(?:,?\\[,;:!]|\{,\})(?=[0-9]{3}(?![0-9]))")  # 10\,000, 10,\!000, 10{,}000
+# 10\,000, 10,\!000, 10{,}000
+_THOUSANDS_OF_LATEX = re.compile(r"(?<=[0-9])(?:,?\\[,;:!]\s?|\{,\})(?=[0-9]{3}(?![0-9]))")
 _COMMAS_OF_THOUSANDS = re.compile(r"(?<![\w.,])[0-9]{1,3}(?:,[0-9]{3})+(?![0-9,])")
 _BRACKET = re.compile(r"\\\{|\\\}|[()\[\]]")
 _DERIVATIVE = re.compile(r"(?<![^\W_])d([A-Za-z]?)/d([A-Za-z])(?![^\W_])")  # dy/dx
 _SPACE = re.compile(r"(?<!\\)\\[,;: ]|~|\\q?quad(?![a-zA-Z])")
 _BETWEEN_EQUATIONS = re.compile(r"\\q?quad(?![a-zA-Z])(?=[^=,]{1,20}=)")  # x = 4 \quad x = 3
 _DEGREE = re.compile(r"\s{0,4}\\text\s?\{\s{0,4}degrees?\s{0,4}\}|\^?\{?\\degree\}?(?![a-zA-Z])")
+_EMPTY_TEXT = re.compile(r"\\text\s?\{\s*\}")
 _ROMAN = re.compile(r"\{\\rm\s([^{}]*)\}")  # {\rm m}
 _WRAPPED = r"\\(?:text|textrm|mathrm)\s?\{[^{}]*\}(?:\^\{?[0-9]\}?)?"
 _FRACTION_OF_UNITS = re.compile(rf"\\[dt]?frac\s?\{{({_WRAPPED})\}}\s?\{{({_WRAPPED})\}}")  
@@ -32,7 +34,7 @@ _FRACTION = re.compile(
     r"(?P<fraction>[¼½¾⅐-⅞]|[⁰¹²³⁴-⁹]{1,9}\u2044[₀-₉]{1,9})"
     r"(?=(?P<power>\s?[\^⁻⁰¹²³⁴-⁹])|(?P<factor>\s?[(√]|\s?[^\W0-9])|)"
 )
-_NAME_OF_ROOT = r"(?P<root>(?<![\\A-Za-z])(?:sqrt|cbrt)|\^\{(?P<degree>[0-9])\}√|[√∛])"
+_NAME_OF_ROOT = r"(?P<root>(?<![\\A-Za-z])(?:sqrt|cbrt)|(?<![\w)}\]])\^\{(?P<degree>[0-9])\}√|[√∛])"
 _ROOT = re.compile(rf"{_NAME_OF_ROOT} ?(?P<radicand>[0-9]{{1,30}}(?:\.[0-9]{{1,30}})?|[^\W\d_](?![^\W\d_]))")
 _ROOT_OF_BRACKETS = re.compile(rf"{_NAME_OF_ROOT} ?\(")
 _BARE_ROOT = re.compile(r"(?<![\\A-Za-z])sqrt\s?(?=\{)")
@@ -60,10 +62,13 @@ _SYMBOLS = str.maketrans({sign: f"\\{command} " for sign, command in _COMMANDS.i
 _SYMBOLS |= str.maketrans({"°": r"^{\circ}", "\u2044": "/", "\u2032": "'", "\u2033": '"'})  # a slash and primes
 
 
-def in_latex(text: str) -> str:
+def in_latex(text: str, *, has_thousands: bool = True) -> str:
     """A text with the signs of mathematics and the words of plain writing in LaTeX.
 
     Thin spaces of LaTeX between thousands are left out, and so is what LaTeX has around mathematics.
+
+    Args:
+        has_thousands: 1,000 is one number. Else it is a list of two.
 
     Example:
         >>> [in_latex(text) for text in ("10³", "1½", "90°", "–3", "3 x 10^8", "25 degrees Celsius")]
@@ -74,8 +79,10 @@ def in_latex(text: str) -> str:
     text = _THOUSANDS_OF_LATEX.sub("", _DELIMITER.sub(" ", text))
     text = _DEGREE.sub(r"^{\\circ}", _BETWEEN_EQUATIONS.sub(", ", text.replace(r"\!", "")))
     text = _ROMAN.sub(r"\\text{\1}", _SPACE.sub(" ", text))
+    text = _EMPTY_TEXT.sub(" ", text).replace(r"\langle", "(").replace(r"\rangle", ")")
     text = _FRACTION_OF_UNITS.sub(r"\1/\2", text).replace(r"\varnothing", r"\emptyset").replace("\u3001", ",")
-    text = _without_commas_of_thousands(text)
+    if has_thousands:
+        text = _without_commas_of_thousands(text)
     text = _DERIVATIVE.sub(r"\\frac{d\1}{d\2}", text)
     text = _TIMES_POWER.sub(r"\\times ", text)
     text = _DEGREES.sub(lambda found: rf"^{{\circ}}{found[1] or found[2] or found[3] or ''}", text)
@@ -149,18 +156,6 @@ def _roots_in_latex(text: str) -> str:
 def _root(found: re.Match[str]) -> str:
     degree = "3" if found["root"] in ("cbrt", "∛") else found["degree"]
     return rf"\sqrt[{degree}]{{" if degree else r"\sqrt{"
-
-
-def closing_brackets(text: str) -> dict[int, int]:
-    """The place of the bracket that closes the one at another place."""
-    closing = {}
-    opened = []
-    for place, character in enumerate(text):
-        if character == "(":
-            opened.append(place)
-        elif character == ")" and opened:
-            closing[opened.pop()] = place
-    return closing
 
 
 # ---- grouping

@@ -114,7 +114,7 @@ def result_of(solution: str) -> str:
     return expression_in(solution)
 
 
-def expression_in(text: str) -> str:
+def expression_in(text: str, *, has_thousands: bool = True) -> str:
     r"""The expression that an answer writes, in LaTeX: without Markdown, box, equals sign in front, and final dot.
 
     Several expressions have commas between them.
@@ -127,7 +127,7 @@ def expression_in(text: str) -> str:
     announced = _ANNOUNCED.match(text)
     if announced is not None:
         text = text[announced.end() :]
-    text = in_latex(unboxed(text))
+    text = in_latex(unboxed(text), has_thousands=has_thousands)
     text = _IMPLIES.split(text)[-1]
     text = _EQUALS.sub("", _FINAL_DOT.sub("", text)).strip()
     wrapped = WRAPPED_TEXT.fullmatch(text.strip("$"))
