@@ -31,10 +31,13 @@ _BINDS_A_LETTER = re.compile(r"\\(?:sum|prod|int|lim)(?![a-zA-Z])")
 # Names: x, v_1, f(2), f(g(x)), (f + g)(x), E[X], f^{-1}(x), y', \alpha, \angle 1, \sigma^2, |z|, \frac{dy}{dx}, (x, y).
 _CONSTANT = re.compile(r"\\(?:pi|infty|emptyset)(?![a-zA-Z])")
 _NUMBERED_ANGLE = re.compile(r"\\angle\s?[0-9]")
+_UNSOLVED = re.compile(r"\\(?:sqrt|ln|log|exp)(?![a-zA-Z])|([A-Za-z])\([^()]*\1[^()]*\)")  # \sqrt{x} = 3, n(n + 1) = 42
+_MARK = re.compile(r"\\(?:vec|overline|hat|bar|text|math(?:bf|bb|cal|rm)|Delta|left|right)(?![a-zA-Z])")
 _INVERSE_OR_VARIANCE = re.compile(r"(?<=[A-Za-z])\^\{?-1\}?|(?<=\\sigma)\^\{?2\}?")
 _ARGUMENTS = re.compile(r"(?<=[A-Za-z'}])\s?(?:\([^()]*\)|\[[^\[\]]*\])")
 _COMBINED_FUNCTION = re.compile(r"\([^()0-9]*\)\s?(?=\()")
-_NAME = re.compile(r"[^\W\d_][^\W\d_'|{}\s]*|\|{1,2}[^\W\d_]+\|{1,2}")
+# xy is a product, AB and area are names.
+_NAME = re.compile(r"[^\W\d_]|(?=[a-z]*[A-Z])[^\W\d_]+|[^\W\d_]{4,}|\|{1,2}[^\W\d_]+\|{1,2}")
 _LETTER_OF_TUPLE = r"\s*[^\W\d_](?:_\{?\w{1,3}\}?)?\s*"
 _TUPLE_OF_NAMES = re.compile(rf"\({_LETTER_OF_TUPLE}(?:,{_LETTER_OF_TUPLE})+\)")
 _COORDINATES = frozenset("xyz")
@@ -111,8 +114,9 @@ def compared_values(gold: str, answer: str) -> tuple[str, str] | None:
     by_name = bool(golden.names and answered.names)
     compared = []
     for each in (golden, answered):
-        if _SET.match(each.text):
-            return None  # a set is no pair
+        are_alternatives = bool(each.names) and not each.is_ordered and len(each.values) > 1  # x = 2 or x = 3
+        if are_alternatives or _SET.match(each.text):
+            return None  # they are no pair
         # A single value may be a pair in itself, as a vector is.
         is_list = each.is_ordered or len(each.values) > 1
         compared.append(each.as_tuple(by_name=by_name) if is_list else each.text)
@@ -172,10 +176,12 @@ def _is_name(text: str) -> bool:
     """Whether a side of an equation names what the other one is."""
     if _TUPLE_OF_NAMES.fullmatch(text):
         return True
+    if _UNSOLVED.search(text):
+        return False
     shown = _CONSTANT.sub("1", DERIVATIVE.sub("d", _NUMBERED_ANGLE.sub("a", text)))
     shown = _INVERSE_OR_VARIANCE.sub("", shown)
     shown = SUBSCRIPT.sub("", shown)
-    shown = COMMAND.sub("a", shown)
+    shown = COMMAND.sub("a", _MARK.sub("", shown))
     shown = _COMBINED_FUNCTION.sub("f", shown)
     for _ in range(2):  # f(g(x))
         shown = _ARGUMENTS.sub("", shown)

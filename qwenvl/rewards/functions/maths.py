@@ -166,7 +166,7 @@ def compare_as_text(gold: str, answer: str | None) -> bool | tuple[str, str]:
     gold_part, answer_part = _without_percent(_CURRENCY.sub("", gold_part), _CURRENCY.sub("", answer_part))
     parts = (gold_part, answer_part)
     if any(_TEXT_ALONE.search(part) or _BASE.search(plain(part)) for part in parts):
-        return False  # math-verify leaves dots and bases out
+        return False  # math-verify leaves out dots, bases and remainders
     values = compared_values(gold_part, answer_part)
     if values is None:
         return False
@@ -233,8 +233,12 @@ def equivalent(gold: str, answer: str) -> bool:
     """Whether math-verify finds two expressions equal. A worker runs this, because it may never end."""
     parsed_gold = _parsed(gold)
     parsed_answer = _parsed(answer)
-    if _is_decided(parsed_gold) or _is_decided(parsed_answer):
+    if _cannot_be_verified(parsed_gold) or _cannot_be_verified(parsed_answer):
         return False
+    if _is_finite_set(parsed_gold) != _is_finite_set(parsed_answer) and (
+        _has_an_order(parsed_gold) or _has_an_order(parsed_answer)
+    ):
+        return False  # to math-verify -2 < x < 3 is {-2, 3}
     if _are_small_and_differ(parsed_gold, parsed_answer):
         return False
     verify = require("math_verify", "rewards").verify
@@ -252,8 +256,19 @@ def _are_small_and_differ(gold: Any, answer: Any) -> bool:
     return bool(largest < 1e-4 and abs(first - second) > largest * 1e-4)
 
 
-def _is_decided(expression: Any) -> bool:
-    """Whether nothing is to be verified: not parsed, or a relation that SymPy knows to be true or false.
+def _is_finite_set(expression: Any) -> bool:
+    return isinstance(expression, require("sympy", "rewards").FiniteSet)
+
+
+def _has_an_order(expression: Any) -> bool:
+    """Whether an expression is a pair, an interval or inequalities."""
+    sympy = require("sympy", "rewards")
+    inequality = sympy.core.relational._Inequality
+    return isinstance(expression, sympy.Tuple | sympy.Interval | sympy.And | inequality)
+
+
+def _cannot_be_verified(expression: Any) -> bool:
+    """Whether an expression is not parsed, or a relation that SymPy knows to be true or false.
 
     Those would all be the same: 1 = 2, and x^2 = -1 for real numbers.
     """

@@ -21,7 +21,14 @@ _BRACKET = re.compile(r"\\\{|\\\}|[()\[\]]")
 _DERIVATIVE = re.compile(r"(?<![^\W_])d([A-Za-z]?)/d([A-Za-z])(?![^\W_])")  # dy/dx
 _SPACE = re.compile(r"(?<!\\)\\[,;: ]|~|\\q?quad(?![a-zA-Z])")
 _BETWEEN_EQUATIONS = re.compile(r"\\q?quad(?![a-zA-Z])(?=[^=,]{1,20}=)")  # x = 4 \quad x = 3
-_DEGREE = re.compile(r"\s{0,4}\\text\s?\{\s{0,4}degrees?\s{0,4}\}|\^?\{?\\degree\}?(?![a-zA-Z])")
+_DEGREE = re.compile(  # 120º, 120^o, 120 \text{ degrees}, 120\degree
+    r"(?<=[0-9])(?:[\u00ba\u02da]|\^o(?![a-zA-Z]))|\s{0,4}\\text\s?\{\s{0,4}degrees?\s{0,4}\}"
+    r"|\^?\{?\\degree\}?(?![a-zA-Z])"
+)
+_SPELLINGS = {r"\varnothing": r"\emptyset", r"\varphi": r"\phi", r"\varepsilon": r"\epsilon", "\u3001": ","}
+_SPELLINGS |= {r"\langle": "(", r"\rangle": ")"}
+_OTHER_SPELLINGS = re.compile("|".join(map(re.escape, _SPELLINGS)))
+_SYSTEM = re.compile(r"\\(?:begin|end)\s?\{(?:cases|aligned|align\*?)\}")  # around several equations
 _EMPTY_TEXT = re.compile(r"\\text\s?\{\s*\}")
 _ROMAN = re.compile(r"\{\\rm\s([^{}]*)\}")  # {\rm m}
 _WRAPPED = r"\\(?:text|textrm|mathrm)\s?\{[^{}]*\}(?:\^\{?[0-9]\}?)?"
@@ -47,7 +54,7 @@ _TIMES_POWER = re.compile(r"(?<=[0-9])\s{0,4}[xX]\s{0,4}(?=10\s{0,4}(?:\^|\*\*))
 _DEGREES = re.compile(
     r"(?<=[0-9])\s{0,4}(?:度|deg(?:rees?)?(?![a-z]))(?:\s{1,4}(?:([CF])(?![a-z])|(C)elsius|(F)ahrenheit))?"
 )
-_PERCENT = re.compile(r"(?<=[0-9])\s{0,4}percent(?![a-z])")
+_PERCENT = re.compile(r"(?<=[0-9])\s{0,4}(?:percent(?![a-z])|\\text\s?\{\s{0,4}percent\s{0,4}\})")
 _LE = re.compile(r"\\leq(?:slant)?(?![a-zA-Z])|<=")
 _GE = re.compile(r"\\geq(?:slant)?(?![a-zA-Z])|>=")
 _NE = re.compile(r"\\neq(?![a-zA-Z])|!=")
@@ -79,8 +86,9 @@ def in_latex(text: str, *, has_thousands: bool = True) -> str:
     text = _THOUSANDS_OF_LATEX.sub("", _DELIMITER.sub(" ", text))
     text = _DEGREE.sub(r"^{\\circ}", _BETWEEN_EQUATIONS.sub(", ", text.replace(r"\!", "")))
     text = _ROMAN.sub(r"\\text{\1}", _SPACE.sub(" ", text))
-    text = _EMPTY_TEXT.sub(" ", text).replace(r"\langle", "(").replace(r"\rangle", ")")
-    text = _FRACTION_OF_UNITS.sub(r"\1/\2", text).replace(r"\varnothing", r"\emptyset").replace("\u3001", ",")
+    text = _EMPTY_TEXT.sub(" ", _SYSTEM.sub(" ", text))
+    text = _FRACTION_OF_UNITS.sub(r"\1/\2", text)
+    text = _OTHER_SPELLINGS.sub(lambda found: _SPELLINGS[found[0]], text)
     if has_thousands:
         text = _without_commas_of_thousands(text)
     text = _DERIVATIVE.sub(r"\\frac{d\1}{d\2}", text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from qwenvl.rewards.functions.expressions import WRAPPED_TEXT, has_words
+from qwenvl.rewards.functions.expressions import FUNCTION_NAMES, WRAPPED_TEXT, has_words
 from qwenvl.rewards.functions.notation import in_latex
 from qwenvl.rewards.functions.units import is_unit
 
@@ -22,12 +22,19 @@ _BRACE = re.compile(r"\\?[{}]")
 _NEXT_SENTENCE = re.compile(r"[\s$]*(?:[.,;:!]$|[.;:!]\s|,\s+[^\W\d_]{2})")  # behind a box
 _BETWEEN_BOXES = re.compile(r"[\s$,;]{0,8}(?:and|or)?[\s$,;]{0,8}(?:[^\W\d_]\s?=)?\s{0,4}")
 _NAME_BEFORE = re.compile(r"(?<![^\W_])[^\W\d_]\s?=\s?\Z")  # of the first box: x = \boxed{1}, y = \boxed{2}
+# Area = 6, \angle ABC = 30, but no functions of something.
+_NAME_IN_WORDS = re.compile(
+    r"[\s$]*(?:m?\\(?:angle|triangle)\s?[A-Z]{1,4}|\\text\s?\{[^{}=]{1,60}\}"
+    rf"|(?!(?:{FUNCTION_NAMES}|sqrt)(?![A-Za-z]))[A-Za-z]{{4,20}}(?: [A-Za-z]{{1,20}}){{0,4}})\s{{0,4}}=(?!=)"
+)
+_NOT = re.compile(r"\bnot[\s$]*\Z", re.IGNORECASE)
 _IMPLIES = re.compile(r"\\(?:Rightarrow|implies)(?![a-zA-Z])|\u21d2")  # 2x = 6 \Rightarrow x = 3
 _RESULT = "####"  # in front of the result of a worked solution, as in GSM8K
 # Between expressions: "2 or 3", "x = 2 and x = 3".
 _AND_OR = re.compile(
-    r"(?<=[0-9)}\]$])\s{0,4},?\s{0,4}(?:\\text\s?\{\s{0,4})?(?:and|or)(?:\s{0,4}\})?\s{1,4}"
-    r"(?=[-+$0-9\\(\[{.]|[^\W\d_](?:_\{?\w{1,3}\}?)?\s{0,4}=)"
+    r"(?:(?<=[0-9)}\]$%])|(?<=[^A-Za-z][A-Za-z])|(?<=^[A-Za-z])|(?<=\\pi)|(?<=\\circ)|(?<=[0-9] [a-z]{2}))"
+    r"\s{0,4},?\s{0,4}(?:\\text\s?\{\s{0,4}(?:and|or)\s{0,4}\}\s{0,4}|(?<=[\s,$])(?:and|or)\s{1,4})"
+    r"(?=[-+$0-9\\(\[{.]|[^\W\d_](?:_\{?\w{1,3}\}?)?(?![^\W\d_]))"
 )
 
 
@@ -45,6 +52,8 @@ def unboxed(text: str) -> str:
         return _without_boxes(text, boxes)
     [(start, inside, end)] = boxes
     before = text[:start]
+    if _NOT.search(before):
+        return text
     behind = text[end:]
     is_in_sentence = has_words(before)
     if not before.strip("$ ") or is_in_sentence:
@@ -129,6 +138,9 @@ def expression_in(text: str, *, has_thousands: bool = True) -> str:
         text = text[announced.end() :]
     text = in_latex(unboxed(text), has_thousands=has_thousands)
     text = _IMPLIES.split(text)[-1]
+    name = _NAME_IN_WORDS.match(text)
+    if name is not None and "=" not in text[name.end() :]:
+        text = text[name.end() :]
     text = _EQUALS.sub("", _FINAL_DOT.sub("", text)).strip()
     wrapped = WRAPPED_TEXT.fullmatch(text.strip("$"))
     return wrapped[1] if wrapped else _AND_OR.sub(", ", text)

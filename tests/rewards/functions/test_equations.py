@@ -77,6 +77,22 @@ def reward():
         ("f'(x)=3x^2", ["3x^2", "f'(x) = 3x²"], ["f(x)=3x^2"]),
         ("50%", [r"$\boxed{50}\%$"], [r"$\boxed{5}\%$"]),
         ("90°", [r"$\boxed{90}$ degrees.", r"90\degree"], [r"$\boxed{9}$ degrees."]),
+        # names in words, and equations that are not solved
+        ("Area = 6", ["6", "area = 6"], ["7"]),
+        (r"\angle ABC = 30^\circ", ["30°", "30"], ["60°"]),
+        (r"\sin A = \frac35", ["3/5"], ["4/5"]),
+        ("3", ["n = 3"], [r"\sqrt{x} = 3", r"\ln x = 3", "x(x+1) = 3", "xy = 3", r"not \boxed{3}"]),
+        # intervals are no lists of their ends
+        ("-2<x<3", ["(-2,3)", r"x \in (-2,3)"], ["x = -2 or x = 3", "-2, 3", r"\{-2,3\}", "-2 ≤ x ≤ 3"]),
+        ("-2<x<2", ["(-2, 2)"], [r"\pm 2"]),
+        ("(-2,3)", ["-2 < x < 3"], ["x = -2 or x = 3"]),
+        # several expressions
+        (r"1 \pm i", ["1+i and 1-i", "1 - i, 1 + i"], ["1 + i"]),
+        (r"\pi, 2\pi", ["π or 2π", r"2\pi \text{ and }\pi"], ["π"]),
+        (r"30^\circ \text{ or } 150^\circ", ["30°, 150°", "150 degrees and 30 degrees"], ["30°"]),
+        ("x=2,y=3", [r"x=2\text{ and }y=3", r"\begin{cases} x=2 \\ y=3 \end{cases}"], ["x=3,y=2"]),
+        (r"90\text{ degrees}", ["90°", "90"], ["9°"]),
+        (r"50\text{ percent}", ["50%"], ["5%"]),
         # what math-verify leaves out or cannot tell
         (r"1, 2, \ldots, n", [r"1, 2, \ldots, n"], ["1, 2, n"]),
         (r"3 \mod 7", [r"3 \mod 7"], ["3"]),
