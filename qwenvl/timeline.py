@@ -37,15 +37,15 @@ _OTHER_UNIT = (
 _DASH = r"(?:-{1,2}>?|[\u2010-\u2015]{1,2}|[\u2192\u2212~\u301c]|\.{2,3})"
 _BETWEEN_TIMES = rf"(?:{_DASH}|to\b|until\b|till\b|到|至)"
 # Chinese and Japanese have no spaces between words and numbers. Those of "第2-3步" and "2-3次" are no times.
-_LETTER = rf"[^\W{CJK}]"
+_WORD_CHARACTER = rf"[^\W{CJK}]"
 _RANGE = re.compile(
     # Not in a word, behind a sign, or the second half of a number such as 1.5, 1,5 or 1:5.
-    rf"(?<!{_LETTER})(?<![.+-])(?<![0-9][:,])(?<!第)(?:from\s{{1,4}}|at\s{{1,4}}|从)?"
+    rf"(?<!{_WORD_CHARACTER})(?<![.+-])(?<![0-9][:,])(?<!第)(?:from\s{{1,4}}|at\s{{1,4}}|从)?"
     rf"(?:{_BRACKETED_TIME}\s{{0,4}}{_BETWEEN_TIMES}\s{{0,4}}{_BRACKETED_TIME}"
     rf"|\[\s{{0,4}}{_SECONDS}{_UNIT}\s{{0,4}},\s{{0,4}}{_SECONDS}{_UNIT}\s{{0,4}}\])"
     # Not the first half of a longer number, and not followed by a third time: 2-3-7 has two readings.
-    rf"(?!{_LETTER}|[:.,][0-9]|['\u2032]\s{{0,4}}[0-9]|\s{{0,4}}{_BETWEEN_TIMES}\s{{0,4}}[0-9]|{_OTHER_UNIT}"
-    r"|[次个個])",
+    rf"(?!{_WORD_CHARACTER}|[:.,][0-9]|['\u2032]\s{{0,4}}[0-9]|\s{{0,4}}{_BETWEEN_TIMES}\s{{0,4}}[0-9]|{_OTHER_UNIT}"
+    rf"|[次个個]|步(?![{CJK}]))",
     re.IGNORECASE,
 )
 # How a name begins that would be taken for the unit of the time before it: "1.0-2.0 second screw".

@@ -86,7 +86,7 @@ def test_chinese_has_no_spaces_around_times_and_colons_need_none(text):
     assert [(span.start, span.end, span.step) for span in timeline_in(unified(text), listed)] == [(0.0, 3.5, 1)]
 
 
-@pytest.mark.parametrize("text", ["第2-3步", "拿起螺丝 第2-3步", "转 2~3次", "1-2分拿起螺丝", "3:0.0-3.5 (1)"])
+@pytest.mark.parametrize("text", ["拿起螺丝 第2-3步", "转 2~3次", "1-2步 x", "1-2分拿起螺丝", "3:0.0-3.5 (1)"])
 def test_numbers_of_steps_and_times_in_minutes_are_no_seconds(text):
     assert timeline_in(text, {"拿起螺丝": 1}) == []
 

@@ -11,6 +11,8 @@ Pieces = list[str | Decimal]
 
 # A decimal number has one point. Of 1.10.2, a version, no two parts are one.
 _DECIMAL = re.compile(r"((?<!\d)(?<!\d\.)\d+\.\d+(?!\.?\d)|\d+)")
+_DECIMAL_COMMA = re.compile(r"(?<=\d),(?=\d)")
+_SEPARATORS = re.compile(r"[\s_-]+")
 _WHOLE = re.compile(r"(\d+)")
 
 
@@ -38,11 +40,15 @@ def in_order(names: Sequence[str]) -> list[str]:
 
 
 def _pieces(name: str, number: re.Pattern[str]) -> Pieces:
-    """A name in pieces, with its digits as numbers."""
+    """A name in pieces, with its digits as numbers.
+
+    Capitals and separators do not matter: Frame2.jpg and frame_2.jpg stand behind frame1.jpg. A comma between digits is
+    a point.
+    """
     pieces: Pieces = []
-    for place, piece in enumerate(number.split(name)):
+    for place, piece in enumerate(number.split(_DECIMAL_COMMA.sub(".", name))):
         is_number = place % 2 == 1
-        pieces.append(Decimal(piece) if is_number else piece)
+        pieces.append(Decimal(piece) if is_number else _SEPARATORS.sub("", piece.casefold()))
     return pieces
 
 
@@ -51,7 +57,7 @@ def _count_behind_the_point(names: Sequence[str]) -> bool:
     lengths: set[int] = set()
     with_a_zero = False
     for name in names:
-        for number in _DECIMAL.findall(name):
+        for number in _DECIMAL.findall(_DECIMAL_COMMA.sub(".", name)):
             _, point, fraction = number.partition(".")
             if point:
                 lengths.add(len(fraction))

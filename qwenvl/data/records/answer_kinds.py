@@ -23,7 +23,7 @@ _ASKS_WHEN = re.compile(
     re.IGNORECASE,
 )
 _BEGINS_WITH_WHEN = re.compile(r"^\W*when\b", re.IGNORECASE)
-_YEAR = re.compile(r"(?<![0-9])[0-9]{4}(?![0-9])")
+_WHOLE_SECONDS = re.compile(r"([0-9]{1,3})\s{0,4}(?:[-\u2010-\u2015~]|to|until)\s{0,4}([0-9]{1,3})")
 _ASKS_FOR_SECONDS = re.compile(
     r"\b(?:in|what|which|start|end) seconds?\b|\btime ?(?:stamps?|spans?|intervals?)\b|\bfrom when\b", re.IGNORECASE
 )
@@ -73,12 +73,21 @@ def _kind_of_answer(answer: Any, question: str) -> str:
         return YES_NO
     if _asks_for_times(question, says_seconds=True):
         check_decimal_points(text)
-    # Two times are a span where the question asks for times: "3-5" may be a score or a range as well, and "1990-1995"
-    # may be when something was built.
-    may_be_other = _YEAR.search(text) is not None or not _BEGINS_WITH_WHEN.search(question)
-    says_seconds = _MARKS_SECONDS.search(text) is not None or not may_be_other
+    # Two times are a span where the question asks for times: "3-5" may be a score or a range as well.
+    has_marks = _MARKS_SECONDS.search(text) is not None
+    says_seconds = has_marks or answers_when(text, question)
     is_span = isinstance(answer, str) and has_times_alone(text)
     return SPAN if is_span and _asks_for_times(question, says_seconds=says_seconds) else WORDS
+
+
+def answers_when(text: str, question: str) -> bool:
+    """Whether a text is start and end in whole seconds, "12-15", that answer a question beginning with "When".
+
+    Years, "1990-1995", and scores, "2-1", are none.
+    """
+    found = _WHOLE_SECONDS.fullmatch(text.strip())
+    asks_when = _BEGINS_WITH_WHEN.search(question) is not None
+    return asks_when and found is not None and int(found[1]) < int(found[2])
 
 
 def yes_or_no(answer: Any) -> str | None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from qwenvl.data.errors import kind_of
 from qwenvl.data.records.answer_kinds import (
+    answers_when,
     check_decimal_points,
     has_times_alone,
     kind_in_row,
@@ -109,6 +110,7 @@ def question_row(
         solution = _written(given, answer, kind, row.get("duration"), made)
     if options is None and not said_by:
         made.hints += _hints_about_the_kind(row, kind)
+        made.hints += _hints_about_seconds(given, prompt, kind)
 
     if media is None:
         media, media_keys = media_columns(row)
@@ -286,6 +288,16 @@ def _hints_about(solution: str, kind: str) -> Iterator[Hint]:
             "a span as words",
             'the answer looks like start and end in seconds, and is scored as words; "temporal grounding" in '
             "`problem_type` makes it a span",
+        )
+
+
+def _hints_about_seconds(given: Any, prompt: str, kind: str) -> Iterator[Hint]:
+    """A hint about whole numbers that are read as seconds because of the question alone, and may be hours or days."""
+    if kind == SPAN and isinstance(given, str) and answers_when(given, prompt):
+        yield Hint(
+            "whole numbers as seconds",
+            'two whole numbers answer a question with "When", and are read as start and end in seconds; "free-form" in '
+            "`problem_type` makes them words",
         )
 
 

@@ -22,7 +22,7 @@ _FROM_TO = re.compile(r"\)[ \t]*(?:[-\u2010-\u2015~]+|\.{2,3}|\u2026|(?:to|throu
 # No dash and no dot: 2-5 may be four steps, and 2.5 is none.
 _BETWEEN_NUMBERS = re.compile(r"(?:[\s,;|&+/#>(){}\[\]\u2022\u2192\u21d2\u3001]|[-=]>)+")
 # Around numbers: Markdown, LaTeX, the quotes of JSON, and the dashes of a list.
-_MARKUP = re.compile(r"[*`$\"']|\\boxed\b|^\s*-\s", re.MULTILINE)
+_MARKUP = re.compile(r"(?<![0-9])[*`$\"']+|[*`$\"']+(?![0-9])|\\boxed\b|^[^\S\n]*-\s", re.MULTILINE)
 _BARE_NUMBER = re.compile(r"([0-9]{1,9})(?:\.0)?")  # of a column with gaps tables write 2.0
 _WORDS_BESIDE_NUMBERS = frozenset(
     ("", "and", "then", "first", "next", "finally", "step", "steps", "action", "actions")
@@ -58,7 +58,7 @@ def action_numbers(text: str) -> list[int]:
 def action_phrases(text: str) -> list[str]:
     """The phrases between commas, semicolons and new lines, normalized (see ``text.normalized``).
 
-    Without the dashes and dots that the items of a list begin with.
+    Without the dashes, stars and bullets that the items of a list begin with.
 
     Example:
         >>> action_phrases("Insert the  fan, fasten the screw."), action_phrases("- insert\\n- fasten")
@@ -66,6 +66,14 @@ def action_phrases(text: str) -> list[str]:
     """
     phrases = (normalized(_ITEM.sub("", part)) for part in _SEPARATOR.split(text))
     return [phrase for phrase in phrases if phrase]
+
+
+def _without_numbers(phrases: Sequence[str]) -> list[str]:
+    """The items of a list, "1. insert", "2. turn", without their numbers. "1. stage", "2. stage" are names."""
+    found = [_NUMBER_OF_ITEM.match(phrase) for phrase in phrases]
+    without = [_NUMBER_OF_ITEM.sub("", phrase, count=1) for phrase in phrases]
+    is_list = len(phrases) > 1 and all(found) and len(set(without)) == len(without)
+    return without if is_list else list(phrases)
 
 
 def accuracy(
@@ -99,10 +107,8 @@ def accuracy(
     rows = zip(pairs(completions, solution), prompts or [None] * len(completions), strict=True)
     for (answer, truth), prompt in rows:
         listed = list_of(prompt)
-        expected: frozenset[Any] = frozenset(action_phrases(truth))
-        named: frozenset[Any] = frozenset(action_phrases(answer or ""))
-        if not any(map(_NUMBER_OF_ITEM.match, expected)):  # "1. stage" may be a name
-            named = frozenset(_NUMBER_OF_ITEM.sub("", phrase, count=1) for phrase in named)
+        expected: frozenset[Any] = frozenset(_without_numbers(action_phrases(truth)))
+        named: frozenset[Any] = frozenset(_without_numbers(action_phrases(answer or "")))
         unknown = 0
         numbers = numbers_to_compare(truth, answer or "", listed)
         if numbers:
@@ -206,7 +212,7 @@ def bare_numbers(text: str) -> frozenset[int]:
 
     Not those of ``2-3``, which may mean more steps.
     """
-    words = [word.rstrip(".:") for word in _BETWEEN_NUMBERS.split(_MARKUP.sub("", text.casefold()))]
+    words = [word.rstrip(".:") for word in _BETWEEN_NUMBERS.split(_MARKUP.sub(" ", text.casefold()))]
     numbers = [_BARE_NUMBER.fullmatch(word) for word in words if word not in _WORDS_BESIDE_NUMBERS]
     return frozenset(int(number[1]) for number in numbers if number) if all(numbers) else frozenset()
 

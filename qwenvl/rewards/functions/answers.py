@@ -40,7 +40,8 @@ def exact_match(completions: list[str], solution: list[str], **columns: Any) -> 
 def yes_no(completions: list[str], solution: list[str], **columns: Any) -> list[float]:
     """1 if answer and solution both say yes or both say no, else 0.
 
-    An answer that begins with one of the words says it. One that holds only one of them elsewhere says that one.
+    An answer that begins with one of the words says it, and so does one that ends with "the answer is yes". One that
+    holds only one of them elsewhere says that one.
     "yes or no", "yes/no" and "not yes" say neither.
     """
     return alike(affirms, completions, solution)

@@ -52,7 +52,7 @@ _AROUND_CHOICE = "()[]{}.:\u3002\u3001"
 
 # What a text is cleaned of, in this order.
 _QUOTES_AND_BRACKETS = str.maketrans("\u2018\u2019\u201c\u201d\u300c\u300d\u3010\u3011", "''\"\"\"\"[]")
-_OBJECT = re.compile(r"\{\s*\"(?:answers?|choices?|options?)\"\s*:\s*(.*?)\s*\}", re.DOTALL)  # {"answer": "B"}
+_OBJECT = re.compile(r"\{\s*\"(?:answers?|choices?|options?)\"\s*:([^{}]*)\}")  # {"answer": "B"}
 _QUOTED_LETTER = re.compile(r"(['\"])([A-Z])\1")
 # Of Markdown and LaTeX: **B**, $B$, \(B\), _B_, #### B, and the items of a list.
 _MARKUP = re.compile(r"[*`$]|\\[()\[\]]|^#+\s|^[-\u2022]\s+(?=[(\[]?[A-H]\b)", re.MULTILINE)
@@ -112,6 +112,7 @@ def letters(text: str) -> set[str]:
 
 def _chosen(text: str) -> set[str]:
     """The letters of a text that is cleaned."""
+    text = _BEHIND.sub(r"\1", text)
     for pattern in _WITH_ITS_TEXT:
         found = pattern.match(text)
         if found is not None:
@@ -149,15 +150,15 @@ def _cleaned(text: str) -> str:
         text = _BOXED.sub(r"\1", text)
     text = text.translate(_QUOTES_AND_BRACKETS).strip()
     found = _OBJECT.fullmatch(text)
-    text = _QUOTED_LETTER.sub(r"\2", found[1] if found else text)
+    text = _QUOTED_LETTER.sub(r"\2", found[1].strip() if found else text)
     text = _UNDERLINED.sub(r"\1", _MARKUP.sub("", text)).strip().strip("\"'").rstrip("!")
     text = text.replace(")(", ") (").replace("):", ")")
     text = _BEFORE_IN_CHINESE.sub("", text).removesuffix("选项")
     text = _REJECTED.sub("", text)
-    text = _BEHIND.sub(r"\1", _BEFORE.sub("", text))
+    text = _BEFORE.sub("", text)
     first_line, _, behind = text.partition("\n")
     is_alone = re.fullmatch(rf"{_CHOICE}[.:]?\s*", first_line) is not None
-    return first_line if is_alone and re.match(r"\s*(?!(?:and|or)\b)[^\W\d_]{2}", behind) else text
+    return first_line if is_alone and re.match(r"\s*(?!(?:and|or|option|answer|choice)\b)[^\W\d_]{2}", behind) else text
 
 
 def _marked(text: str) -> set[str]:

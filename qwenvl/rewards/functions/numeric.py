@@ -20,7 +20,7 @@ _FRACTIONS = "\u00bc-\u00be\u2150-\u215e"
 _SCALES = (
     r"\s?(?:[kKM]|(?i:hundred|thousand|million|billion|trillion|dozen|lakh|crore|bn|mn|mln|mio|mrd|trn|tn|mil|mille"
     r"|millones|milliard|millionen|milliarde|milliarden|tausend|hundert|млн|тыс)s?)\b"
-    r"|\s?[万萬亿億百千十兆만억천백]"
+    rf"|\s?(?:[万萬亿億兆만억천백]|[百千十](?:[万萬亿億]|(?![{CJK}])))"
     r"|\s(?:(?i:and\s)?(?i:a\s)?(?i:half|halves|quarters?|thirds?))\b"
     r"|\s?(?:\u03c0|\\?pi\b)"
 )
@@ -39,11 +39,11 @@ _DASH = r"[-\u2010-\u2015\u2212]"
 # A dash in front of a number is a minus sign, however it is typed. In 3\u20135 it stands between numbers.
 _MINUS = re.compile(rf"(?<![.)])(?<![^\W{CJK}]){_DASH}(?=[0-9])")
 _MINUS_IN_WORDS = re.compile(
-    r"(?:\b(?:minus|negative|moins|menos)\s|负|負|零下|マイナス)(?=[$€£¥]?[0-9])", re.IGNORECASE
+    r"(?:\b(?:minus|negative|moins|menos)\s|\\textminus\s?|负|負|零下|マイナス)(?=[$€£¥]?[0-9])", re.IGNORECASE
 )
-# A minus sign in front of a currency or brackets: -$5, -US$5, -(5).
+# A minus sign with nothing but signs, currencies and markup between it and its number: -$5, -US$5, -(5), -\\mathrm{5}.
 _MINUS_AND_SIGNS = re.compile(
-    rf"(?<![\w)])({_DASH})(?:(?:US|\\)?[$€£¥({{\[*`≈~]{{1,3}}\s?|(?:USD|EUR)\s)(?=[.0-9])"
+    rf"(?<![\w)]){_DASH}(?:US|USD\s|EUR\s|\\[a-z]{{2,10}}|\\[^\w\s]|\\ |[^\w\s.+\\-]){{1,6}}\s?(?=[.0-9])"
 )
 _HYPHEN = re.compile(rf"(?<=[^\W\d_{CJK}])(?<![0-9][eE])-(?=[0-9])")  # of "step-3", and not of 2e-3
 # One apart from its number may be a minus sign, begin an item of a list, or stand between a word and the number.

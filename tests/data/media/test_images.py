@@ -94,6 +94,8 @@ def test_frames_are_ordered_by_number_and_not_by_letter(folder):
         ["0.25", "0.50", "1.00"],
         ["1.8", "1.9", "1.10", "1.11", "2.1"],  # counted on behind the point
         ["shot1.9_frame2", "shot1.10_frame1"],
+        ["frame1", "Frame2", "frame_3"],  # capitals and separators do not matter
+        ["0,25", "0,5", "1,0"],
         ["1.2.1", "1.2.9", "1.10.0", "1.10.10"],  # three numbers
         ["1²3", "①001", "１", "２", "１０"],
         ["01", "1"],

@@ -34,6 +34,7 @@ BY_HAND = {  # answer, solution, value
         ("( 1 ) (02)", "(1)(2)", 1),
         ("Insert fan; fasten  screw.", "insert fan, fasten screw", 1),
         ("insert fan\nturn", "<answer>insert fan, fasten screw</answer>", 1 / 3),
+        *(("insert fan, turn", "1. insert fan\n2. turn", 1), ("1. stage", "1. stage, 2. stage", 0.5)),
         *(("1. insert fan\n2) turn", "insert fan, turn", 1), ("- insert fan\n- turn", "* turn\n* insert fan", 1)),
         *(("2. stage", "1. stage", 0), ("1. stage", "1. stage", 1), ("stage", "1. stage", 0)),  # names, and no list
         ("（1）（２）", "(1) (2)", 1),  # full-width forms, as Chinese keyboards give them
@@ -367,6 +368,8 @@ READINGS = [
     *((letters, text, {"A", "C"}) for text in ("A+C", "- A\n- C", '["A", "C"]', "Options A and C")),
     *((letters, text, {"B"}) for text in ("Option B is most likely", "Option B is supported by the video")),
     (letters, "He falls because he slips. Answer: C", {"C"}),
+    (letters, "B is the correct answer because A is wrong", {"B"}),
+    (letters, '{"answer":' + " " * 9_000 + "x", set()),
     *((letters, text, {"A", "C"}) for text in ("A\nand C", "A\n\nC")),
     *((letters, text, set()) for text in ("e.g.", "E.g. a cat", "A.left B.right C.up")),
     *((letters, text, {"B"}) for text in ("B - left", "(B) – the left one", "B (left)", "B because it moves")),
@@ -455,7 +458,9 @@ READINGS = [
     (only_number, "- 3\n- 5", None),
     *((only_number, text, None) for text in ("3萬", "3億", "5 Millionen", "3 млн", "3 and a half", "1..5", "3n^2")),
     *((only_number, text, Decimal("-5")) for text in ("-US$5", r"-\$5", "minus $5", "-(5)", "零下5度", "负5")),
-    *((only_number, text, Decimal("5")) for text in ("- $5", "5 cm²", "5 m", "5!", "(5)", "5 halls", "5 miles")),
+    *((only_number, text, Decimal("-5")) for text in ("$-$5", "{-}5", r"-\,5", r"-\mathrm{5}", r"\textminus5")),
+    (only_number, "-**5**", Decimal("-5")),
+    *((only_number, text, Decimal("5")) for text in ("- $5", "5百分点", "5 cm²", "5!", "(5)", "5 halls", "5 miles")),
     (numbers_in, r"sqrt(3), √9, \sqrt{5}, 2π, 3 pi and 12 pins", [Decimal("12")]),
     (letters, "The answer is A or B", {"A", "B"}),
     (letters, "The answer is A, B, C, D.", {"A", "B", "C", "D"}),
