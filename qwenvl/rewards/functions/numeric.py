@@ -28,10 +28,10 @@ _SCALES = (
 # Thousands may be set apart by commas, and 0,125 has none.
 # Lengths are bounded so that a number is always one that can be computed with.
 _NUMBER = re.compile(
-    r"(?<![0-9.^])[-+]?(?:[1-9][0-9]{0,2}(?:,[0-9]{3}){1,6}(?![0-9])|[0-9]{1,30})(?:\.[0-9]{1,30})?"
+    r"(?<![0-9.^/])[-+]?(?:[1-9][0-9]{0,2}(?:,[0-9]{3}){1,6}(?![0-9])|[0-9]{1,30})(?:\.[0-9]{1,30})?"
     rf"(?:[eE][-+]?[0-9]{{1,2}})?(?!\.?[0-9]|[{_RAISED}{_FRACTIONS}])(?!B\b|{_SCALES})"
 )
-_ANY_DIGIT = re.compile(rf"[0-9{_RAISED}{_FRACTIONS}]")
+_OF_ANOTHER_NUMBER = re.compile(rf"[0-9{_RAISED}{_FRACTIONS}\u03c0\u00b1]|\\pi\b|\\pm\b")
 
 # ".5" is written "0.5": a dot alone in front of digits is what takes them for no number.
 _WITHOUT_A_ZERO = re.compile(rf"(?<!\.)(?<![^\W{CJK}])\.(?=[0-9])")
@@ -74,7 +74,7 @@ def numbers_in(text: str) -> list[Decimal]:
 
 
 def only_number(text: str | None) -> Decimal | None:
-    """The number of a text that holds exactly one, and no digits of another. None for none or several.
+    """The number of a text that holds exactly one, and nothing of another. None for none or several.
 
     Example:
         >>> only_number("-$5 or so"), only_number("9.8 m/s^2"), only_number("3 cm - 5 cm"), only_number("2³ + 1")
@@ -82,7 +82,7 @@ def only_number(text: str | None) -> Decimal | None:
     """
     prepared = _prepared(text or "")
     numbers = _NUMBER.findall(prepared)
-    if len(numbers) != 1 or _ANY_DIGIT.search(_NUMBER.sub("", prepared)):
+    if len(numbers) != 1 or _OF_ANOTHER_NUMBER.search(_NUMBER.sub("", prepared)):
         return None
     return Decimal(numbers[0].replace(",", ""))
 

@@ -456,6 +456,7 @@ READINGS = [
     *((only_number, text, None) for text in ("2³ + 1", "√3 + 1", "5 ½", "5 ± 1", "5 +/- 1", "x^3", "3百", "3 × 4")),
     *((only_number, text, None) for text in (r"3\sqrt{2}", "3√2", r"2\log 3", "3 cm - 5", "3% – 5%", "3  - 5")),
     (only_number, "- 3\n- 5", None),
+    *((only_number, text, None) for text in ("π/4", r"\frac{\pi}{4}", "2π/3", "1/√2", "1½ to 2", "±5", r"\pm 5")),
     *((only_number, text, None) for text in ("3萬", "3億", "5 Millionen", "3 млн", "3 and a half", "1..5", "3n^2")),
     *((only_number, text, Decimal("-5")) for text in ("-US$5", r"-\$5", "minus $5", "-(5)", "零下5度", "负5")),
     *((only_number, text, Decimal("-5")) for text in ("$-$5", "{-}5", r"-\,5", r"-\mathrm{5}", r"\textminus5")),

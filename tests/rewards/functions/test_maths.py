@@ -7,8 +7,9 @@ import pytest
 from qwenvl.child import Child
 from qwenvl.rewards.function import RewardFunction
 from qwenvl.rewards.functions import maths
-from qwenvl.rewards.functions.maths import MathReward, compare_as_text
-from qwenvl.rewards.functions.units import split_unit
+from qwenvl.rewards.functions.maths import MathReward
+from qwenvl.rewards.mathematics.comparing import compare_as_text
+from qwenvl.rewards.mathematics.units import split_unit
 from qwenvl.rewards.rubric import Rubric
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from qwenvl.rewards.functions.maths import MathReward
-from qwenvl.rewards.functions.notation import grouped, in_latex
+from qwenvl.rewards.mathematics.notation import grouped, in_latex
 
 
 @pytest.fixture(scope="module")

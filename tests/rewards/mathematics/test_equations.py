@@ -2,7 +2,8 @@
 
 import pytest
 
-from qwenvl.rewards.functions.maths import MathReward, compare_as_text
+from qwenvl.rewards.functions.maths import MathReward
+from qwenvl.rewards.mathematics.comparing import compare_as_text
 
 
 @pytest.fixture(scope="module")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from qwenvl.rewards.functions.expressions import FUNCTION_NAMES, WRAPPED_TEXT, has_words
-from qwenvl.rewards.functions.notation import in_latex
-from qwenvl.rewards.functions.units import is_unit
+from qwenvl.rewards.mathematics.expressions import FUNCTION_NAMES, WRAPPED_TEXT, has_words
+from qwenvl.rewards.mathematics.notation import in_latex
+from qwenvl.rewards.mathematics.units import is_unit
 
 # What stands around an expression: Markdown, an equals sign in front of it, and a dot, perhaps within the dollar signs.
 _MARKDOWN = re.compile(r"(?<![\w)\]}*])(\*\*|__|[*`])(?!\s)([^*`_\n]+)(?<!\s)\1(?![\w(*])")

@@ -10,8 +10,8 @@ import re
 from typing import Any
 
 from qwenvl.characters import CJK
-from qwenvl.rewards.functions.expressions import FUNCTION, PLAIN_NUMBER, WRAPPER, plain, unwrapped
 from qwenvl.rewards.functions.text import normalized
+from qwenvl.rewards.mathematics.expressions import FUNCTION, PLAIN_NUMBER, WRAPPER, plain, unwrapped
 
 _UNITS_OF_TWO_LETTERS = {"mm", "cm", "dm", "km", "nm", "um", "ft", "in", "yd", "mi", "ha", "ml", "cl", "dl", "mg", "kg"}
 _UNITS_OF_TWO_LETTERS |= {"lb", "oz", "ms", "ns", "us", "hr", "am", "pm", "hz", "pa", "ma", "mv", "kv", "mw", "kw"}

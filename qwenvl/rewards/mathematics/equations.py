@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from qwenvl.rewards.functions.expressions import COMMAND, SUBSCRIPT, closing_brackets, improper
+from qwenvl.rewards.mathematics.expressions import COMMAND, SUBSCRIPT, closing_brackets, improper
 
 DERIVATIVE = re.compile(r"\\frac\s?\{d[^\W\d_]{0,2}\}\s?\{d[^\W\d_]\}")
 

@@ -9,30 +9,46 @@ from __future__ import annotations
 import re
 import unicodedata
 
-from qwenvl.rewards.functions.expressions import FUNCTION_NAMES, closing_brackets
+from qwenvl.rewards.mathematics.expressions import FUNCTION_NAMES, closing_brackets
 
-# ---- signs
+# ---- spellings of LaTeX, and plain writing
 
-_DELIMITER = re.compile(r"(?<!\\)\\[\[\]()]")  # \[5\] and \(5\)
-# 10\,000, 10,\!000, 10{,}000
-_THOUSANDS_OF_LATEX = re.compile(r"(?<=[0-9])(?:,?\\[,;:!]\s?|\{,\})(?=[0-9]{3}(?![0-9]))")
+_DEGREES = r"(?:\u5ea6|deg(?:rees?)?(?![a-z]))"
+_WRAPPED = r"\\(?:text|textrm|mathrm)\s?\{[^{}]*\}(?:\^\{?[0-9]\}?)?"
+# In this order.
+_REPLACED = (
+    (re.compile(r"(?<!\\)\\[\[\]()]"), " "),  # \[5\] and \(5\)
+    (re.compile(r"(?<=[0-9])(?:,?\\[,;:!]\s?|\{,\})(?=[0-9]{3}(?![0-9]))"), ""),  # 10\,000, 10,\!000, 10{,}000
+    (re.compile(r"\\!"), ""),
+    (re.compile(r"\\q?quad(?![a-zA-Z])(?=[^=,]{1,20}=)"), ", "),  # x = 4 \quad x = 3
+    (re.compile(r"(?<=[0-9])(?:[\u00ba\u02da]|\^o(?![a-zA-Z]))"), r"^{\\circ}"),  # 120º, 120^o
+    (re.compile(r"\s{0,4}\\text\s?\{\s{0,4}degrees?\s{0,4}\}|\^?\{?\\degree\}?(?![a-zA-Z])"), r"^{\\circ}"),
+    (re.compile(r"(?<!\\)\\[,;: ]|~|\\q?quad(?![a-zA-Z])"), " "),
+    (re.compile(r"\{\\rm\s([^{}]*)\}"), r"\\text{\1}"),  # {\rm m}
+    (re.compile(r"\\(?:begin|end)\s?\{(?:cases|aligned|align\*?)\}"), " "),  # around several equations
+    (re.compile(r"\\text\s?\{\s*\}"), " "),
+    (re.compile(rf"\\[dt]?frac\s?\{{({_WRAPPED})\}}\s?\{{({_WRAPPED})\}}"), r"\1/\2"),  # metres over seconds
+    (re.compile(r"\\langle(?![a-zA-Z])"), "("),
+    (re.compile(r"\\rangle(?![a-zA-Z])"), ")"),
+    (re.compile(r"\\varnothing(?![a-zA-Z])"), r"\\emptyset"),
+    (re.compile(r"\\var(phi|epsilon)(?![a-zA-Z])"), r"\\\1"),
+    (re.compile("\u3001"), ","),
+    (re.compile(r"(?<![^\W_])d([A-Za-z]?)/d([A-Za-z])(?![^\W_])"), r"\\frac{d\1}{d\2}"),  # dy/dx
+    (re.compile(r"(?<=[0-9])\s{0,4}[xX]\s{0,4}(?=10\s{0,4}(?:\^|\*\*))"), r"\\times "),  # 3 x 10^8
+    (re.compile(rf"(?<=[0-9])\s{{0,4}}{_DEGREES}\s{{1,4}}(?:C(?![a-z])|Celsius)"), r"^{\\circ}C"),
+    (re.compile(rf"(?<=[0-9])\s{{0,4}}{_DEGREES}\s{{1,4}}(?:F(?![a-z])|Fahrenheit)"), r"^{\\circ}F"),
+    (re.compile(rf"(?<=[0-9])\s{{0,4}}{_DEGREES}"), r"^{\\circ}"),
+    (re.compile(r"(?<=[0-9])\s{0,4}(?:percent(?![a-z])|\\text\s?\{\s{0,4}percent\s{0,4}\})"), r"\\%"),
+    (re.compile(r"(?<![\\A-Za-z])(sin|cos|tan|ln|log)x(?![A-Za-z])"), r"\1 x"),
+    (re.compile(r"\\leq(?:slant)?(?![a-zA-Z])|<="), r"\\le "),
+    (re.compile(r"\\geq(?:slant)?(?![a-zA-Z])|>="), r"\\ge "),
+    (re.compile(r"\\neq(?![a-zA-Z])|!="), r"\\ne "),
+)
 _COMMAS_OF_THOUSANDS = re.compile(r"(?<![\w.,])[0-9]{1,3}(?:,[0-9]{3})+(?![0-9,])")
 _BRACKET = re.compile(r"\\\{|\\\}|[()\[\]]")
-_DERIVATIVE = re.compile(r"(?<![^\W_])d([A-Za-z]?)/d([A-Za-z])(?![^\W_])")  # dy/dx
-_SPACE = re.compile(r"(?<!\\)\\[,;: ]|~|\\q?quad(?![a-zA-Z])")
-_BETWEEN_EQUATIONS = re.compile(r"\\q?quad(?![a-zA-Z])(?=[^=,]{1,20}=)")  # x = 4 \quad x = 3
-_DEGREE = re.compile(  # 120º, 120^o, 120 \text{ degrees}, 120\degree
-    r"(?<=[0-9])(?:[\u00ba\u02da]|\^o(?![a-zA-Z]))|\s{0,4}\\text\s?\{\s{0,4}degrees?\s{0,4}\}"
-    r"|\^?\{?\\degree\}?(?![a-zA-Z])"
-)
-_SPELLINGS = {r"\varnothing": r"\emptyset", r"\varphi": r"\phi", r"\varepsilon": r"\epsilon", "\u3001": ","}
-_SPELLINGS |= {r"\langle": "(", r"\rangle": ")"}
-_OTHER_SPELLINGS = re.compile("|".join(map(re.escape, _SPELLINGS)))
-_SYSTEM = re.compile(r"\\(?:begin|end)\s?\{(?:cases|aligned|align\*?)\}")  # around several equations
-_EMPTY_TEXT = re.compile(r"\\text\s?\{\s*\}")
-_ROMAN = re.compile(r"\{\\rm\s([^{}]*)\}")  # {\rm m}
-_WRAPPED = r"\\(?:text|textrm|mathrm)\s?\{[^{}]*\}(?:\^\{?[0-9]\}?)?"
-_FRACTION_OF_UNITS = re.compile(rf"\\[dt]?frac\s?\{{({_WRAPPED})\}}\s?\{{({_WRAPPED})\}}")  
+
+# ---- signs of Unicode
+
 _RAISED = "⁰¹²³⁴⁵⁶⁷⁸⁹ⁿˣʸ"
 _SUPERSCRIPTS = re.compile(f"[⁺⁻]?[{_RAISED}](?:[⁺⁻]?[{_RAISED}])*")
 _SUBSCRIPTS = re.compile("[₀-₉ₙₓ]+")
@@ -45,27 +61,36 @@ _NAME_OF_ROOT = r"(?P<root>(?<![\\A-Za-z])(?:sqrt|cbrt)|(?<![\w)}\]])\^\{(?P<deg
 _ROOT = re.compile(rf"{_NAME_OF_ROOT} ?(?P<radicand>[0-9]{{1,30}}(?:\.[0-9]{{1,30}})?|[^\W\d_](?![^\W\d_]))")
 _ROOT_OF_BRACKETS = re.compile(rf"{_NAME_OF_ROOT} ?\(")
 _BARE_ROOT = re.compile(r"(?<![\\A-Za-z])sqrt\s?(?=\{)")
-_GLUED_FUNCTION = re.compile(r"(?<![\\A-Za-z])(sin|cos|tan|ln|log)x(?![A-Za-z])")
 _GREEK_LETTERS = "αβγδεζηθικλμµνξπρστυφχψωΓΔΘΛΞΠΣΥΦΨΩ"  # those that have a command of LaTeX; one is the sign of micro
 _GREEK = re.compile(rf"(?<![\u0370-\u03ff])[{_GREEK_LETTERS}]{{1,2}}(?![\u0370-\u03ff])")  # more of them are a word
 # – and — stand between numbers in a range, and in front of one or behind a letter they are a minus sign.
 _DASH_AS_MINUS = re.compile(r"(?<![0-9)}\]])[\u2012-\u2014](?=\s?[0-9.])")
-_TIMES_POWER = re.compile(r"(?<=[0-9])\s{0,4}[xX]\s{0,4}(?=10\s{0,4}(?:\^|\*\*))")  # 3 x 10^8
-_DEGREES = re.compile(
-    r"(?<=[0-9])\s{0,4}(?:度|deg(?:rees?)?(?![a-z]))(?:\s{1,4}(?:([CF])(?![a-z])|(C)elsius|(F)ahrenheit))?"
-)
-_PERCENT = re.compile(r"(?<=[0-9])\s{0,4}(?:percent(?![a-z])|\\text\s?\{\s{0,4}percent\s{0,4}\})")
-_LE = re.compile(r"\\leq(?:slant)?(?![a-zA-Z])|<=")
-_GE = re.compile(r"\\geq(?:slant)?(?![a-zA-Z])|>=")
-_NE = re.compile(r"\\neq(?![a-zA-Z])|!=")
 _COMMANDS = {
-    **{"·": "cdot", "⋅": "cdot", "×": "times", "÷": "div", "±": "pm", "∞": "infty", "≤": "le", "≥": "ge", "≠": "ne"},
-    **{"⩽": "le", "⩾": "ge"},
-    **{"∈": "in", "∪": "cup", "∩": "cap", "∅": "emptyset", "∠": "angle", "△": "triangle"},
-    **{"ℝ": "mathbb{R}", "ℤ": "mathbb{Z}", "ℕ": "mathbb{N}", "ℚ": "mathbb{Q}", "ℂ": "mathbb{C}"},
-    **{"⌊": "lfloor", "⌋": "rfloor", "⌈": "lceil", "⌉": "rceil"},
+    "cdot": "·⋅",
+    "times": "×",
+    "div": "÷",
+    "pm": "±",
+    "infty": "∞",
+    "le": "≤⩽",
+    "ge": "≥⩾",
+    "ne": "≠",
+    "in": "∈",
+    "cup": "∪",
+    "cap": "∩",
+    "emptyset": "∅",
+    "angle": "∠",
+    "triangle": "△",
+    "mathbb{R}": "ℝ",
+    "mathbb{Z}": "ℤ",
+    "mathbb{N}": "ℕ",
+    "mathbb{Q}": "ℚ",
+    "mathbb{C}": "ℂ",
+    "lfloor": "⌊",
+    "rfloor": "⌋",
+    "lceil": "⌈",
+    "rceil": "⌉",
 }
-_SYMBOLS = str.maketrans({sign: f"\\{command} " for sign, command in _COMMANDS.items()})
+_SYMBOLS = str.maketrans({sign: f"\\{command} " for command, signs in _COMMANDS.items() for sign in signs})
 _SYMBOLS |= str.maketrans({"°": r"^{\circ}", "\u2044": "/", "\u2032": "'", "\u2033": '"'})  # a slash and primes
 
 
@@ -83,20 +108,10 @@ def in_latex(text: str, *, has_thousands: bool = True) -> str:
         >>> [in_latex(text) for text in ("√2 x", "sqrt((x+1)^2)")]
         ['\\\\sqrt{2} x', '\\\\sqrt{(x+1)^2}']
     """
-    text = _THOUSANDS_OF_LATEX.sub("", _DELIMITER.sub(" ", text))
-    text = _DEGREE.sub(r"^{\\circ}", _BETWEEN_EQUATIONS.sub(", ", text.replace(r"\!", "")))
-    text = _ROMAN.sub(r"\\text{\1}", _SPACE.sub(" ", text))
-    text = _EMPTY_TEXT.sub(" ", _SYSTEM.sub(" ", text))
-    text = _FRACTION_OF_UNITS.sub(r"\1/\2", text)
-    text = _OTHER_SPELLINGS.sub(lambda found: _SPELLINGS[found[0]], text)
+    for pattern, replacement in _REPLACED:
+        text = pattern.sub(replacement, text)
     if has_thousands:
         text = _without_commas_of_thousands(text)
-    text = _DERIVATIVE.sub(r"\\frac{d\1}{d\2}", text)
-    text = _TIMES_POWER.sub(r"\\times ", text)
-    text = _DEGREES.sub(lambda found: rf"^{{\circ}}{found[1] or found[2] or found[3] or ''}", text)
-    text = _PERCENT.sub(r"\\%", text)
-    text = _GLUED_FUNCTION.sub(r"\1 x", text)
-    text = _NE.sub(r"\\ne ", _GE.sub(r"\\ge ", _LE.sub(r"\\le ", text)))
     if not text.isascii():
         text = _signs_in_latex(text)
     return _roots_in_latex(text)

@@ -1,0 +1,108 @@
+"""Whether two expressions are equal, by math-verify and SymPy. It may never end, so that a child process runs it."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+from qwenvl.files import require
+from qwenvl.rewards.mathematics.notation import grouped
+
+_EITHER_SIGN = re.compile(r"\\pm(?![a-zA-Z])")  # of which math-verify reads that of a sum alone
+_IMAGINARY_UNIT = re.compile(r"(?<![A-Za-z\\])i(?![A-Za-z])")
+
+
+def equivalent(gold: str, answer: str) -> bool:
+    """Whether math-verify finds two expressions equal. A worker runs this, because it may never end."""
+    parsed_gold = _parsed(gold)
+    parsed_answer = _parsed(answer)
+    if _cannot_be_verified(parsed_gold) or _cannot_be_verified(parsed_answer):
+        return False
+    if _is_finite_set(parsed_gold) != _is_finite_set(parsed_answer) and (
+        _has_an_order(parsed_gold) or _has_an_order(parsed_answer)
+    ):
+        return False  # to math-verify -2 < x < 3 is {-2, 3}
+    if _are_small_and_differ(parsed_gold, parsed_answer):
+        return False
+    verify = require("math_verify", "rewards").verify
+    return bool(verify(parsed_gold, parsed_answer, allow_set_relation_comp=True, timeout_seconds=None))
+
+
+def _are_small_and_differ(gold: Any, answer: Any) -> bool:
+    """Whether two numbers differ by more than a ten-thousandth of them, where math-verify would round both to 0."""
+    sympy = require("sympy", "rewards")
+    numbers = [each for each in (gold, answer) if isinstance(each, sympy.Expr) and each.is_number and each.is_real]
+    if len(numbers) < 2:
+        return False
+    first, second = (sympy.N(each, 30) for each in numbers)
+    largest = max(abs(first), abs(second))
+    return bool(largest < 1e-4 and abs(first - second) > largest * 1e-4)
+
+
+def _is_finite_set(expression: Any) -> bool:
+    return isinstance(expression, require("sympy", "rewards").FiniteSet)
+
+
+def _has_an_order(expression: Any) -> bool:
+    """Whether an expression is a pair, an interval or inequalities."""
+    sympy = require("sympy", "rewards")
+    inequality = sympy.core.relational._Inequality
+    return isinstance(expression, sympy.Tuple | sympy.Interval | sympy.And | inequality)
+
+
+def _cannot_be_verified(expression: Any) -> bool:
+    """Whether an expression is not parsed, or a relation that SymPy knows to be true or false.
+
+    Those would all be the same: 1 = 2, and x^2 = -1 for real numbers.
+    """
+    sympy = require("sympy", "rewards")
+    if isinstance(expression, sympy.core.relational.Relational):
+        if not expression.free_symbols:  # f(2) + f(3) = 3
+            return True
+        expression = expression.doit()
+    return expression is None or expression in (sympy.true, sympy.false)
+
+
+def serve() -> Callable[[tuple[str, str]], bool]:
+    """The child's side. Loading what ``equivalent`` needs takes longer than most pairs do."""
+    logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that it sets no deadline: this process has one
+    equivalent(r"\frac{1}{2}", "0.5")
+    return lambda pair: equivalent(*pair)
+
+
+@lru_cache(maxsize=1024)
+def _parsed(expression: str) -> Any:
+    """An expression of SymPy. None: it cannot be parsed."""
+    parser = require("latex2sympy2_extended.latex2sympy2", "rewards")
+    # math-verify's own parse would leave out what it takes for a unit, so that x + 2h would be x + 2, and it would make
+    # all letters small, so that R^2 - r^2 would be 0. The rest is as it does it.
+    normalization = parser.NormalizationConfig(
+        basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="all", equations=False
+    )
+    text = parser.normalize_latex(grouped(expression.replace("$", " ")).strip(), normalization)
+    parsed = _expression_of(text)
+    if parsed is None and _EITHER_SIGN.search(text):
+        both = [_expression_of(_EITHER_SIGN.sub(sign, text)) for sign in "+-"]
+        return None if None in both else require("sympy", "rewards").FiniteSet(*both)
+    return parsed
+
+
+def _expression_of(text: str) -> Any:
+    parser = require("latex2sympy2_extended.latex2sympy2", "rewards")
+    grader = require("math_verify.grader", "rewards")
+    is_complex = _IMAGINARY_UNIT.search(text) is not None or grader.should_treat_as_complex(text)
+    try:
+        found = parser.latex2sympy(
+            text,
+            is_real=not is_complex,
+            normalization_config=None,
+            conversion_config=parser.ConversionConfig(lowercase_symbols=False),
+        )
+        letters = {each: require("sympy", "rewards").I for each in found.free_symbols if each.name == "i"}
+        return found.subs(letters) if letters else found
+    except Exception:
+        logging.getLogger(__name__).debug("%r cannot be parsed", text, exc_info=True)
+        return None
