@@ -36,7 +36,7 @@ _OTHER_UNIT = (
 )
 _DASH = r"(?:-{1,2}>?|[\u2010-\u2015]{1,2}|[\u2192\u2212~\u301c]|\.{2,3})"
 _BETWEEN_TIMES = rf"(?:{_DASH}|to\b|until\b|till\b|到|至)"
-# Chinese and Japanese have no spaces between words and numbers. Those of "第2-3步" and "2-3次" are no times.
+# Chinese and Japanese have no spaces between words and numbers. Whole numbers between them, "2-3次", are no times.
 _WORD_CHARACTER = rf"[^\W{CJK}]"
 _RANGE = re.compile(
     # Not in a word, behind a sign, or the second half of a number such as 1.5, 1,5 or 1:5.
@@ -44,10 +44,11 @@ _RANGE = re.compile(
     rf"(?:{_BRACKETED_TIME}\s{{0,4}}{_BETWEEN_TIMES}\s{{0,4}}{_BRACKETED_TIME}"
     rf"|\[\s{{0,4}}{_SECONDS}{_UNIT}\s{{0,4}},\s{{0,4}}{_SECONDS}{_UNIT}\s{{0,4}}\])"
     # Not the first half of a longer number, and not followed by a third time: 2-3-7 has two readings.
-    rf"(?!{_WORD_CHARACTER}|[:.,][0-9]|['\u2032]\s{{0,4}}[0-9]|\s{{0,4}}{_BETWEEN_TIMES}\s{{0,4}}[0-9]|{_OTHER_UNIT}"
-    rf"|[次个個]|步(?![{CJK}]))",
+    rf"(?!{_WORD_CHARACTER}|[:.,][0-9]|['\u2032]\s{{0,4}}[0-9]|\s{{0,4}}{_BETWEEN_TIMES}\s{{0,4}}[0-9]|{_OTHER_UNIT})",
     re.IGNORECASE,
 )
+_CJK = re.compile(f"[{CJK}]")
+_MARKS_SECONDS = re.compile(r"[.:\[<\u79d2]|[0-9]\s?s", re.IGNORECASE)
 # How a name begins that would be taken for the unit of the time before it: "1.0-2.0 second screw".
 _LIKE_A_UNIT = re.compile(rf"{_OF_SECONDS}|{_OTHER_UNIT}", re.IGNORECASE)
 _RANGE_IN_OTHER_UNITS = re.compile(
@@ -281,7 +282,7 @@ def _spans_of(readings: Iterable[tuple[str, TimedStep | None]]) -> list[TimedSte
 
 def _entries(text: str) -> Iterator[str]:
     for entry in re.split(r"[;\n]", text):
-        several = len(_RANGE.findall(entry)) > 1
+        several = len(_ranges_in(entry)) > 1
         yield from _AT_COMMAS.findall(entry) if several else [entry]
 
 
@@ -303,9 +304,22 @@ def _with_numbers(text: str, listed: Mapping[str, int]) -> str:
     return behind_a_time.sub(with_number, text)
 
 
+def _ranges_in(entry: str) -> list[re.Match[str]]:
+    """The ranges of times of an entry. Beside a Chinese character whole numbers are amounts: turn 2-3 times."""
+    found = []
+    for times in _RANGE.finditer(entry):
+        start = times.end() - len(times[0].lstrip())
+        end = times.start() + len(times[0].rstrip())
+        around = entry[max(0, start - 1) : start] + entry[end : end + 1]
+        may_be_an_amount = _CJK.search(around) is not None and not _MARKS_SECONDS.search(times[0])
+        if not may_be_an_amount:
+            found.append(times)
+    return found
+
+
 def _from_entry(entry: str, listed: Mapping[str, int]) -> TimedStep | None:
     """The span of an entry that has exactly one range of times."""
-    ranges = list(_RANGE.finditer(entry))
+    ranges = _ranges_in(entry)
     if len(ranges) != 1:
         return None
     found = ranges[0]

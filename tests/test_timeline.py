@@ -86,9 +86,14 @@ def test_chinese_has_no_spaces_around_times_and_colons_need_none(text):
     assert [(span.start, span.end, span.step) for span in timeline_in(unified(text), listed)] == [(0.0, 3.5, 1)]
 
 
-@pytest.mark.parametrize("text", ["拿起螺丝 第2-3步", "转 2~3次", "1-2步 x", "1-2分拿起螺丝", "3:0.0-3.5 (1)"])
+@pytest.mark.parametrize("text", ["拿起螺丝 第2-3步", "转2-3圈", "1-2步 x", "1-2分拿起螺丝", "3:0.0-3.5 (1)"])
 def test_numbers_of_steps_and_times_in_minutes_are_no_seconds(text):
     assert timeline_in(text, {"拿起螺丝": 1}) == []
+
+
+@pytest.mark.parametrize("text", ["转2-3圈 0-5", "0-5 拧到10-20度", "步骤1-2 0-5", "将2-3颗螺丝拧紧 0:00-0:05"])
+def test_amounts_in_chinese_names_are_no_times(text):
+    assert [(span.start, span.end) for span in timeline_in(text)] == [(0.0, 5.0)]
 
 
 def test_quotes_and_dots_around_listed_names_do_not_matter():

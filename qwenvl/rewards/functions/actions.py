@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -12,7 +12,7 @@ from qwenvl.rewards.functions.text import normalized, pairs, solution_of, unifie
 
 _NUMBER = re.compile(r"\(\s*([0-9]{1,9})\s*\)")
 _SEPARATOR = re.compile(r"[,;\n]")
-_ITEM = re.compile(r"\A\s*[-*\u2022]\s")
+_ITEM = re.compile(r"\A\s*(?:[*\u2022]\s|-\s(?!\s*[0-9]))")  # "- 5 V" may be below 0
 _NUMBER_OF_ITEM = re.compile(r"\A[0-9]{1,3}[.)]\s")
 _LETTER = re.compile(r"[^\W\d_]")
 _WORD = re.compile(r"[^\W\d_]+")
@@ -68,12 +68,15 @@ def action_phrases(text: str) -> list[str]:
     return [phrase for phrase in phrases if phrase]
 
 
-def _without_numbers(phrases: Sequence[str]) -> list[str]:
-    """The items of a list, "1. insert", "2. turn", without their numbers. "1. stage", "2. stage" are names."""
-    found = [_NUMBER_OF_ITEM.match(phrase) for phrase in phrases]
-    without = [_NUMBER_OF_ITEM.sub("", phrase, count=1) for phrase in phrases]
-    is_list = len(phrases) > 1 and all(found) and len(set(without)) == len(without)
-    return without if is_list else list(phrases)
+def _is_numbered_list(text: str) -> bool:
+    """Whether the phrases of a text are items, "1. insert", "2. turn". "1. stage", "2. stage" are names."""
+    phrases = action_phrases(text)
+    without = _without_numbers(phrases)
+    return len(phrases) > 1 and all(map(_NUMBER_OF_ITEM.match, phrases)) and len(without) == len(phrases)
+
+
+def _without_numbers(phrases: Iterable[str]) -> frozenset[str]:
+    return frozenset(_NUMBER_OF_ITEM.sub("", phrase, count=1) for phrase in phrases)
 
 
 def accuracy(
@@ -107,8 +110,13 @@ def accuracy(
     rows = zip(pairs(completions, solution), prompts or [None] * len(completions), strict=True)
     for (answer, truth), prompt in rows:
         listed = list_of(prompt)
-        expected: frozenset[Any] = frozenset(_without_numbers(action_phrases(truth)))
-        named: frozenset[Any] = frozenset(_without_numbers(action_phrases(answer or "")))
+        expected: frozenset[Any] = frozenset(action_phrases(truth))
+        named: frozenset[Any] = frozenset(action_phrases(answer or ""))
+        if _is_numbered_list(truth):
+            expected = _without_numbers(expected)
+            named = _without_numbers(named)
+        elif not any(map(_NUMBER_OF_ITEM.match, expected)):
+            named = _without_numbers(named)
         unknown = 0
         numbers = numbers_to_compare(truth, answer or "", listed)
         if numbers:

@@ -68,20 +68,21 @@ _BEHIND = re.compile(
     r"(?: answers?| options?| choices?| ones?)?[.!]?\Z"
 )
 _CHOICE = r"[(\[]?([A-H])[)\]]?(?!\w)"
+_OWN_LINE = re.compile(r"^[(\[]?[A-H][)\]]?[.:]?\s*$", re.MULTILINE)
 _OPTION = r"(?i:option|answer|choice)"
 _REJECTED = re.compile(
     rf"(?i:\b(?:not|than|except(?: for)?|eliminate|exclude|reject|rule out)|n't)\s(?i:the\s)?{_OPTION}\s{_CHOICE}"
     rf"|{_OPTION}\s{_CHOICE}\s(?i:can't|cannot|does(?:n't| not)|is(?:n't| not)|was(?:n't| not))\b"
 )
 # What follows gives reasons, and may name other options.
-_REASON = re.compile(r",?\s(?:because|since)\b", re.IGNORECASE)
+_REASON = re.compile(r",?[^\S\n](?:because|since)\b[^\n]*", re.IGNORECASE)
 
 # A letter and its text: "B - left", "B (left)", "B.left", "(B)left".
 _BEFORE_ITS_TEXT = rf"{_CHOICE}\s{{1,4}}[-\u2010-\u2015\u2192]\s{{1,4}}\w{{2,}}"
 _WITH_ITS_TEXT = (
     re.compile(rf"{_BEFORE_ITS_TEXT}(?!(?s:.){{0,2000}}[\s,;]{_BEFORE_ITS_TEXT})"),
     re.compile(r"([A-H])\s{1,4}\((?!(?:and|or)\b)[^()]{2,}\)\Z"),
-    re.compile(rf"{_CHOICE},?\s{{1,4}}as\b"),
+    re.compile(rf"{_CHOICE},?\s{{1,4}}as\b(?! well)"),
     re.compile(r"[(\[]?([A-H])[)\].:](?=[^\W\d_]{2})(?!(?s:.){0,2000}(?<!\w)[A-H][)\].:])"),
 )
 
@@ -106,8 +107,7 @@ def letters(text: str) -> set[str]:
         (['A', 'B'], ['B'])
     """
     text = _cleaned(text)
-    before, *_ = _REASON.split(text, maxsplit=1)
-    return _chosen(before) or _chosen(text)
+    return _chosen(_REASON.sub("", text)) or _chosen(text)
 
 
 def _chosen(text: str) -> set[str]:
@@ -157,7 +157,7 @@ def _cleaned(text: str) -> str:
     text = _REJECTED.sub("", text)
     text = _BEFORE.sub("", text)
     first_line, _, behind = text.partition("\n")
-    is_alone = re.fullmatch(rf"{_CHOICE}[.:]?\s*", first_line) is not None
+    is_alone = re.fullmatch(rf"{_CHOICE}[.:]?\s*", first_line) is not None and not _OWN_LINE.search(behind)
     return first_line if is_alone and re.match(r"\s*(?!(?:and|or|option|answer|choice)\b)[^\W\d_]{2}", behind) else text
 
 

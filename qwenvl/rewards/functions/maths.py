@@ -12,7 +12,7 @@ from qwenvl.rewards.function import Unfinished
 from qwenvl.rewards.functions.text import answer_of, normalized, solution_of
 from qwenvl.rewards.mathematics import verifying
 from qwenvl.rewards.mathematics.comparing import LONGEST, compare_as_text, expression_to_verify
-from qwenvl.rewards.mathematics.results import result_of
+from qwenvl.rewards.mathematics.results import expression_in, result_of
 
 CPU_SECONDS = 2.0  # of computing that a pair may take, whatever else the machine does
 HANGING_SECONDS = 300.0  # after which a pair that neither computes nor ends is given up
@@ -31,12 +31,13 @@ class MathReward:
     derivatives, dots and remainders.
 
     Other pairs are parsed as LaTeX and verified by math-verify, gold first: 1/2 is 0.5, and the square root of 8 is
-    twice that of 2. Plain writing such as ``ln(2)``, ``x**2``, ``sqrt(x + 1)``, ``3 x 10^8`` and ``1/2 x`` (half of x,
-    while ``x/2y`` is x/(2y)) and signs that Unicode has (x², ½, √2, π, ≤, 90°) are read as their LaTeX. A lone i is the
-    imaginary unit.
+    twice that of 2. Plain writing such as ``ln(2)``, ``x**2``, ``sqrt(x + 1)``, ``3 x 10^8`` and ``1/2 x`` (half of x;
+    ``1/2x`` may be 1/(2x), and ``x/2y`` is x/(2y)) and signs that Unicode has (x², ½, √2, π, ≤, 90°) are read as their
+    LaTeX. A lone i is the imaginary unit.
 
-    "2 or 3" is "3, 2", and "x = 2, y = 3" is "(2, 3)" alone. "x = 3" is 3, and "4x = 12" is no value. A unit behind the
-    value must be the same, and is not converted. One of the signs %, ° and $ may be missing on one side.
+    "2 or 3" is "3, 2", and "x = 2, y = 3" is "(2, 3)" alone. "x = 3" is 3, "m + n = 11" is 11, and "4x = 12" is no
+    value. A unit behind the value must be the same, and is not converted. One of the signs %, ° and $ may be missing on
+    one side.
 
     An answer longer than 500 characters scores 0. A pair that takes more than 2 s of computing, or 3 GiB of memory,
     gets no value: it is named in the log and counted as ``reward/math_accuracy/skipped``.
@@ -59,7 +60,7 @@ class MathReward:
 
     def check(self, solution: str, fields: Mapping[str, Any]) -> str | None:
         """The reason why a record cannot be scored: its solution is empty or cannot be parsed. None: it can."""
-        gold = result_of(solution_of(solution))
+        gold = expression_in(result_of(solution_of(solution)))
         if not normalized(gold):
             return "the solution is empty"
         if len(gold) > LONGEST:

@@ -42,9 +42,11 @@ Answer this question from the description alone, with <answer>unknown</answer> i
 answer within <answer> </answer>: {question}"""
 
 REFUSALS = (400, 413, 422)  # HTTP: a server refuses what was sent, as a text beyond its context or a filter
-# Not "VERDICT: correct or wrong", which names what may be said.
+# A verdict, and another one that it names: "VERDICT: correct or wrong".
 _VERDICT = re.compile(
-    r"VERDICT[*\"'`]{0,3}[:\uff1a][\s*\"'`]{0,6}([^\s*\"'`]++)(?![\s*\"'`]{0,6}(?:or|and|/)\s)", re.IGNORECASE
+    r"VERDICT[*\"'`]{0,3}[:\uff1a][\s*\"'`]{0,6}([^\s*\"'`]+)"
+    r"(?:(?=[\s*\"'`]{1,6}or[\s*\"'`]{1,6}([^\s*\"'`]+)))?",
+    re.IGNORECASE,
 )
 _CONTROL_TOKEN = re.compile(r"<(?=\|[^|\s]{1,40}\|>)")  # the sign in front of one, as most model families write them
 _PLACE = re.compile(r"\{(question|solution|answer)\}")
@@ -282,8 +284,12 @@ class JudgeReward:
         """The value of the last verdict behind a reply's thinking. None: there is none, or the thinking was cut."""
         if reply.lstrip().startswith("<think>") and "</think>" not in reply:
             return None
-        found = _VERDICT.findall(reply.rpartition("</think>")[2]) or [""]
-        return self._values.get(found[-1].rstrip(".,;:!").lower())
+        value = None
+        for said, other in _VERDICT.findall(reply.rpartition("</think>")[2]):
+            word, other_word = (each.rstrip(".,;:!").lower() for each in (said, other))
+            names_two = other_word == "not" or other_word in self._values
+            value = None if names_two else self._values.get(word)
+        return value
 
 
 class CaptionReward:

@@ -21,7 +21,7 @@ _SCALES = (
     r"\s?(?:[kKM]|(?i:hundred|thousand|million|billion|trillion|dozen|lakh|crore|bn|mn|mln|mio|mrd|trn|tn|mil|mille"
     r"|millones|milliard|millionen|milliarde|milliarden|tausend|hundert|млн|тыс)s?)\b"
     rf"|\s?(?:[万萬亿億兆만억천백]|[百千十](?:[万萬亿億]|(?![{CJK}])))"
-    r"|\s(?:(?i:and\s)?(?i:a\s)?(?i:half|halves|quarters?|thirds?))\b"
+    r"|\s(?i:and\s(?:a\s)?(?:half|quarter|third)s?)\b"
     r"|\s?(?:\u03c0|\\?pi\b)"
 )
 # A number with a superscript or a fraction behind it, 2² or 3½, is another one than its digits, and is not read.
@@ -43,7 +43,7 @@ _MINUS_IN_WORDS = re.compile(
 )
 # A minus sign with nothing but signs, currencies and markup between it and its number: -$5, -US$5, -(5), -\\mathrm{5}.
 _MINUS_AND_SIGNS = re.compile(
-    rf"(?<![\w)]){_DASH}(?:US|USD\s|EUR\s|\\[a-z]{{2,10}}|\\[^\w\s]|\\ |[^\w\s.+\\-]){{1,6}}\s?(?=[.0-9])"
+    rf"(?<![\w)]){_DASH}(?:US|USD\s|EUR\s|\\[a-z]{{2,10}}|\\[^\w\s]|\\ |[$€£¥({{\[}}*`≈~]){{1,6}}\s?(?=[.0-9])"
 )
 _HYPHEN = re.compile(rf"(?<=[^\W\d_{CJK}])(?<![0-9][eE])-(?=[0-9])")  # of "step-3", and not of 2e-3
 # One apart from its number may be a minus sign, begin an item of a list, or stand between a word and the number.

@@ -21,7 +21,7 @@ from qwenvl.rewards.mathematics.units import are_one_unit, split_unit, split_uni
 LONGEST = 500  # characters of an expression
 
 _PRIMES = re.compile(r"(?<=\w)'+|\\prime\b")  # f'(x), 30'
-_BASE = re.compile(r"(?<=[0-9)])_\{?[0-9]")  # of the number 17_8
+_BASE = re.compile(r"(?<![\^0-9])[0-9]+_\{?[0-9]|\)_\{?[0-9]")  # of the number 17_8, and not the 1 of \int^1_0
 
 # math-verify leaves out dots and remainders, and takes derivatives of names for 0.
 _TEXT_ALONE = re.compile(
@@ -41,8 +41,7 @@ def compare_as_text(gold: str, answer: str | None) -> bool | tuple[str, str]:
     """
     if answer is None or len(answer) > LONGEST:
         return False
-    gold = expression_in(gold)
-    answer = _expression_beside(gold, answer)
+    gold, answer = _expressions_in(gold, answer)
     (gold_part, gold_unit), (answer_part, answer_unit) = split_units(gold, answer)
     are_mathematical = is_mathematical(gold_part, answer_part) and is_mathematical(answer_part, gold_part)
     if are_mathematical and _have_other_signs(gold, answer):
@@ -94,13 +93,16 @@ def expression_to_verify(gold: str) -> tuple[str, str] | None:
     return None if is_other or not is_mathematical(expression) else compared_values(expression, expression)
 
 
-def _expression_beside(gold: str, answer: str) -> str:
-    """The expression of an answer, in which 100,200 is a list where the gold is one of as many parts."""
-    expression = expression_in(answer)
-    if ", " not in gold or len(parts_of(gold)) == len(parts_of(expression)):
-        return expression
-    listed = expression_in(answer, has_thousands=False)
-    return listed if len(parts_of(listed)) == len(parts_of(gold)) else expression
+def _expressions_in(gold: str, answer: str) -> tuple[str, str]:
+    """The expressions of a pair, in which 100,200 is a list where the other is one of as many parts."""
+    expressions = expression_in(gold), expression_in(answer)
+    readings = [
+        expressions,
+        (expressions[0], expression_in(answer, has_thousands=False)),
+        (expression_in(gold, has_thousands=False), expressions[1]),
+    ]
+    alike = (pair for pair in readings if len(parts_of(pair[0])) == len(parts_of(pair[1])))
+    return next(alike, expressions)
 
 
 def _without_percent(gold: str, answer: str) -> tuple[str, str]:

@@ -14,7 +14,8 @@ from qwenvl.rewards.mathematics.expressions import COMMAND, SUBSCRIPT, closing_b
 DERIVATIVE = re.compile(r"\\frac\s?\{d[^\W\d_]{0,2}\}\s?\{d[^\W\d_]\}")
 
 # Between expressions, and between the sides of an equation; also that of x \in (2, 5).
-_BETWEEN = re.compile(r"[,;\n]|\\\\(?![a-zA-Z])|\\(?:lor|land|vee|wedge)(?![a-zA-Z])|[\u2227\u2228]")
+_BETWEEN = re.compile(r"[,;\n]|\\\\(?![a-zA-Z])")
+_BETWEEN_EQUATIONS = re.compile(rf"{_BETWEEN.pattern}|\\(?:lor|land|vee|wedge)(?![a-zA-Z])|[\u2227\u2228]")
 _EQUALS_SIGN = re.compile(r"(?<![<>!=])==?(?![<>=])|\\in(?![a-zA-Z])")
 _ENVIRONMENT = re.compile(r"\\begin\{.{0,500}?\\end\{[a-z*]{1,12}\}", re.DOTALL)  # of a matrix
 _BRACKETS = re.compile(r"[(\[{][^()\[\]{}]*[)\]}]")
@@ -32,12 +33,12 @@ _BINDS_A_LETTER = re.compile(r"\\(?:sum|prod|int|lim)(?![a-zA-Z])")
 _CONSTANT = re.compile(r"\\(?:pi|infty|emptyset)(?![a-zA-Z])")
 _NUMBERED_ANGLE = re.compile(r"\\angle\s?[0-9]")
 _UNSOLVED = re.compile(r"\\(?:sqrt|ln|log|exp)(?![a-zA-Z])|([A-Za-z])\([^()]*\1[^()]*\)")  # \sqrt{x} = 3, n(n + 1) = 42
-_MARK = re.compile(r"\\(?:vec|overline|hat|bar|text|math(?:bf|bb|cal|rm)|Delta|left|right)(?![a-zA-Z])")
+_MARK = re.compile(r"\\(?:vec|overline|hat|bar|text|math(?:bf|bb|rm)|left|right)(?![a-zA-Z])|\\Delta(?= ?[A-Za-z])")
 _INVERSE_OR_VARIANCE = re.compile(r"(?<=[A-Za-z])\^\{?-1\}?|(?<=\\sigma)\^\{?2\}?")
 _ARGUMENTS = re.compile(r"(?<=[A-Za-z'}])\s?(?:\([^()]*\)|\[[^\[\]]*\])")
 _COMBINED_FUNCTION = re.compile(r"\([^()0-9]*\)\s?(?=\()")
-# xy is a product, AB and area are names.
-_NAME = re.compile(r"[^\W\d_]|(?=[a-z]*[A-Z])[^\W\d_]+|[^\W\d_]{4,}|\|{1,2}[^\W\d_]+\|{1,2}")
+_NAME = re.compile(r"[^\W\d_]+|\|{1,2}[^\W\d_]+\|{1,2}")
+_COMBINATION = re.compile(r"[^\W\d_]+(?:[-+][^\W\d_]+){1,9}")  # m + n = 11
 _LETTER_OF_TUPLE = r"\s*[^\W\d_](?:_\{?\w{1,3}\}?)?\s*"
 _TUPLE_OF_NAMES = re.compile(rf"\({_LETTER_OF_TUPLE}(?:,{_LETTER_OF_TUPLE})+\)")
 _COORDINATES = frozenset("xyz")
@@ -107,7 +108,9 @@ def compared_values(gold: str, answer: str) -> tuple[str, str] | None:
     if golden.names and answered.names and set(golden.names) != set(answered.names):
         # x = y + 1 is y = x - 1. Derivatives would be 0.
         have_derivatives = DERIVATIVE.search(gold + answer) is not None
-        are_equations = _has_letters(golden.text) and _has_letters(answered.text) and not have_derivatives
+        have_combinations = any("+" in name or "-" in name for name in golden.names + answered.names)
+        have_letters = _has_letters(golden.text) and _has_letters(answered.text)
+        are_equations = (have_letters or have_combinations) and not have_derivatives
         return (gold, answer) if are_equations else None
     if not golden.is_ordered and not answered.is_ordered:
         return golden.text, answered.text
@@ -125,7 +128,8 @@ def compared_values(gold: str, answer: str) -> tuple[str, str] | None:
 
 def parts_of(text: str) -> list[str]:
     """The parts of a text between commas and other signs between expressions, but not those in brackets."""
-    return [part for part in _split(text, _BETWEEN) if part.strip()] or [text]
+    sign = _BETWEEN_EQUATIONS if "=" in text else _BETWEEN
+    return [part for part in _split(text, sign) if part.strip()] or [text]
 
 
 def _values_of(text: str) -> Values | None:
@@ -187,7 +191,7 @@ def _is_name(text: str) -> bool:
         shown = _ARGUMENTS.sub("", shown)
     for sign in "{}' ":
         shown = shown.replace(sign, "")
-    return _NAME.fullmatch(shown) is not None
+    return (_NAME.fullmatch(shown) or _COMBINATION.fullmatch(shown)) is not None
 
 
 def _has_letters(text: str) -> bool:

@@ -33,6 +33,7 @@ _REPLACED = (
     (re.compile(r"\\varnothing(?![a-zA-Z])"), r"\\emptyset"),
     (re.compile(r"\\var(phi|epsilon)(?![a-zA-Z])"), r"\\\1"),
     (re.compile("\u3001"), ","),
+    (re.compile(r"\\pmod\s?([0-9]{1,9})"), r"\\pmod{\1}"),
     (re.compile(r"(?<![^\W_])d([A-Za-z]?)/d([A-Za-z])(?![^\W_])"), r"\\frac{d\1}{d\2}"),  # dy/dx
     (re.compile(r"(?<=[0-9])\s{0,4}[xX]\s{0,4}(?=10\s{0,4}(?:\^|\*\*))"), r"\\times "),  # 3 x 10^8
     (re.compile(rf"(?<=[0-9])\s{{0,4}}{_DEGREES}\s{{1,4}}(?:C(?![a-z])|Celsius)"), r"^{\\circ}C"),
@@ -44,7 +45,7 @@ _REPLACED = (
     (re.compile(r"\\geq(?:slant)?(?![a-zA-Z])|>="), r"\\ge "),
     (re.compile(r"\\neq(?![a-zA-Z])|!="), r"\\ne "),
 )
-_COMMAS_OF_THOUSANDS = re.compile(r"(?<![\w.,])[0-9]{1,3}(?:,[0-9]{3})+(?![0-9,])")
+_COMMAS_OF_THOUSANDS = re.compile(r"(?<![\w.,])[1-9][0-9]{0,2}(?:,[0-9]{3})+(?![0-9,])")
 _BRACKET = re.compile(r"\\\{|\\\}|[()\[\]]")
 
 # ---- signs of Unicode
@@ -58,7 +59,8 @@ _FRACTION = re.compile(
     r"(?=(?P<power>\s?[\^⁻⁰¹²³⁴-⁹])|(?P<factor>\s?[(√]|\s?[^\W0-9])|)"
 )
 _NAME_OF_ROOT = r"(?P<root>(?<![\\A-Za-z])(?:sqrt|cbrt)|(?<![\w)}\]])\^\{(?P<degree>[0-9])\}√|[√∛])"
-_ROOT = re.compile(rf"{_NAME_OF_ROOT} ?(?P<radicand>[0-9]{{1,30}}(?:\.[0-9]{{1,30}})?|[^\W\d_](?![^\W\d_]))")
+_RADICAND = r"[0-9]{1,30}(?:\.[0-9]{1,30})?|\\[A-Za-z]{2,10}|[^\W\d_](?![^\W\d_])"
+_ROOT = re.compile(rf"{_NAME_OF_ROOT} ?(?P<radicand>{_RADICAND})")
 _ROOT_OF_BRACKETS = re.compile(rf"{_NAME_OF_ROOT} ?\(")
 _BARE_ROOT = re.compile(r"(?<![\\A-Za-z])sqrt\s?(?=\{)")
 _GREEK_LETTERS = "αβγδεζηθικλμµνξπρστυφχψωΓΔΘΛΞΠΣΥΦΨΩ"  # those that have a command of LaTeX; one is the sign of micro
@@ -119,6 +121,8 @@ def in_latex(text: str, *, has_thousands: bool = True) -> str:
 
 def _without_commas_of_thousands(text: str) -> str:
     """A text with 1000 for 1,000, but within brackets, where (100,200) is a pair."""
+    if text.strip("$ ").startswith("{"):  # a set
+        return text
     pieces = []
     place = 0
     depth = 0
@@ -184,9 +188,9 @@ def _root(found: re.Match[str]) -> str:
 # ---- grouping
 
 _SCIENTIFIC = re.compile(r"(?<![\w.])([0-9]+(?:\.[0-9]+)?)[eE]\+?(-?[0-9]{1,2})(?![\w.])")
-# 1/2 x, 1/2(x + 1) and π/2 x: what follows the fraction is its factor. Without the space, x/2y is x/(2y).
+# 1/2 x and π/2 x: what follows the fraction is its factor. Without the space, x/2y is x/(2y).
 _FACTOR = r"(?=[A-Za-z(]|\\(?!%|times|cdot|div|pm|le|ge|ne|in|cup|cap))"
-_FRACTION_OF_NUMBERS = re.compile(rf"(?<![\w.)}}/^])([0-9]{{1,30}})/([0-9]{{1,30}})\s*{_FACTOR}")
+_FRACTION_OF_NUMBERS = re.compile(rf"(?<![\w.)}}/^])([0-9]{{1,30}})/([0-9]{{1,30}})(\s*){_FACTOR}")
 _FRACTION_AND_FACTOR = re.compile(
     r"(?<![\w.)}/^\\])((?:[0-9]{1,9}\s?)?(?:\\pi|\\sqrt\{[^{}]*\}|[A-Za-z]|\([^()]*\))|[0-9]{1,9})"
     rf"\s?/([0-9]{{1,30}}|[A-Za-z])\s+{_FACTOR}"
@@ -201,15 +205,24 @@ _BARE_NAME = re.compile(rf"(?<![\\A-Za-z])({FUNCTION_NAMES})(?![A-Za-z])")
 _FUNCTION_OVER = re.compile(rf"\\({FUNCTION_NAMES})\s{{1,4}}([0-9]{{1,9}}|[0-9]{{0,9}}[A-Za-z])\s{{1,4}}/")
 
 
-def grouped(text: str) -> str:
+def has_joined_factor(text: str) -> bool:
+    """Whether a text is like 1/2x, which is half of x or 1/(2x)."""
+    return any(not found[3] for found in _FRACTION_OF_NUMBERS.finditer(text))
+
+
+def grouped(text: str, *, joined_below: bool = False) -> str:
     r"""An expression with that in groups which LaTeX would part or join.
+
+    Args:
+        joined_below: 1/2x is 1/(2x). Else it is half of x.
 
     Example:
         >>> [grouped(text) for text in ("3e5", "1/2 x", "10^-3", "2pi", "x**(n+1)", "ln 2 / 3")]
         ['3 \\times 10^{5}', '\\frac{1}{2} x', '10^{-3}', '2\\pi ', 'x^{n+1}', '\\ln (2) / 3']
     """
     text = _SCIENTIFIC.sub(r"\1 \\times 10^{\2}", text)  # no product with e
-    text = _FRACTION_OF_NUMBERS.sub(r"\\frac{\1}{\2} ", text)  # not 1/(2x)
+    if not joined_below:
+        text = _FRACTION_OF_NUMBERS.sub(r"\\frac{\1}{\2} ", text)  # not 1/(2x)
     text = _FRACTION_AND_FACTOR.sub(r"\\frac{\1}{\2} ", text)
     text = _POWER_IN_BRACKETS.sub(r"^{\1}", _POWER_SIGN.sub("^", text))
     text = _SIGNED_POWER.sub(r"^{\1}", text)

@@ -28,14 +28,16 @@ _NAME_IN_WORDS = re.compile(
     rf"|(?!(?:{FUNCTION_NAMES}|sqrt)(?![A-Za-z]))[A-Za-z]{{4,20}}(?: [A-Za-z]{{1,20}}){{0,4}})\s{{0,4}}=(?!=)"
 )
 _NOT = re.compile(r"\bnot[\s$]*\Z", re.IGNORECASE)
+_REJECTED = re.compile(r"[\s$]*(?:is|was)(?: not|n't)\b", re.IGNORECASE)
 _IMPLIES = re.compile(r"\\(?:Rightarrow|implies)(?![a-zA-Z])|\u21d2")  # 2x = 6 \Rightarrow x = 3
 _RESULT = "####"  # in front of the result of a worked solution, as in GSM8K
 # Between expressions: "2 or 3", "x = 2 and x = 3".
 _AND_OR = re.compile(
     r"(?:(?<=[0-9)}\]$%])|(?<=[^A-Za-z][A-Za-z])|(?<=^[A-Za-z])|(?<=\\pi)|(?<=\\circ)|(?<=[0-9] [a-z]{2}))"
     r"\s{0,4},?\s{0,4}(?:\\text\s?\{\s{0,4}(?:and|or)\s{0,4}\}\s{0,4}|(?<=[\s,$])(?:and|or)\s{1,4})"
-    r"(?=[-+$0-9\\(\[{.]|[^\W\d_](?:_\{?\w{1,3}\}?)?(?![^\W\d_]))"
+    r"(?=[-+$0-9\\(\[{.]|[^\W\d_](?:_\{?\w{1,3}\}?)?\s{0,4}[-+*/^=])"
 )
+_INEQUALITY = re.compile(r"[<>]|\\(?:le|ge|ne)(?![a-zA-Z])")
 
 
 def unboxed(text: str) -> str:
@@ -52,9 +54,9 @@ def unboxed(text: str) -> str:
         return _without_boxes(text, boxes)
     [(start, inside, end)] = boxes
     before = text[:start]
-    if _NOT.search(before):
-        return text
     behind = text[end:]
+    if _NOT.search(before) or _REJECTED.match(behind):
+        return text
     is_in_sentence = has_words(before)
     if not before.strip("$ ") or is_in_sentence:
         before = ""
@@ -98,19 +100,19 @@ def _boxes_in(text: str) -> list[tuple[int, str, int]]:
 
 
 def result_of(solution: str) -> str:
-    r"""The expression that a solution has as its result: behind ####, in its last box, or all of it.
+    r"""The part of a solution that is its result: behind ####, the last box, or all of it.
 
     Boxes that only commas or "and" part from the last one belong to it: the equation has several roots.
 
     Example:
         >>> result_of("48 / 2 = 24 clips. #### 72"), result_of(r"Let $x=\boxed{4}$. So $x+1=\boxed{5}$. Done.")
-        ('72', '5')
+        ('72', '\\boxed{5}')
         >>> result_of(r"The roots are $\boxed{1}$ and $\boxed{2}$.")
-        '1 $, $ 2'
+        '\\boxed{1}$ and $\\boxed{2}'
     """
     _, mark, behind = solution.rpartition(_RESULT)
     if mark:
-        return expression_in(behind)
+        return behind.strip()
     boxes = _boxes_in(solution)
     if len(boxes) > 1:
         first = len(boxes) - 1
@@ -119,8 +121,8 @@ def result_of(solution: str) -> str:
         before = solution[: boxes[first][0]]
         if first or has_words(before):
             name = _NAME_BEFORE.search(before)
-            solution = (name[0] if name else "") + solution[boxes[first][0] : boxes[-1][2]]
-    return expression_in(solution)
+            return (name[0] if name else "") + solution[boxes[first][0] : boxes[-1][2]]
+    return solution
 
 
 def expression_in(text: str, *, has_thousands: bool = True) -> str:
@@ -137,10 +139,16 @@ def expression_in(text: str, *, has_thousands: bool = True) -> str:
     if announced is not None:
         text = text[announced.end() :]
     text = in_latex(unboxed(text), has_thousands=has_thousands)
-    text = _IMPLIES.split(text)[-1]
+    *_, implied = _IMPLIES.split(text)
+    if "=" in implied:
+        text = implied
     name = _NAME_IN_WORDS.match(text)
-    if name is not None and "=" not in text[name.end() :]:
-        text = text[name.end() :]
+    if name is not None and "=" not in text[name.end() :]:  # as a letter with an index, which is no word
+        index = "".join(character for character in name[0].lower() if character.isalpha())
+        text = f"N_{{{index}}} = {text[name.end() :]}"
     text = _EQUALS.sub("", _FINAL_DOT.sub("", text)).strip()
     wrapped = WRAPPED_TEXT.fullmatch(text.strip("$"))
-    return wrapped[1] if wrapped else _AND_OR.sub(", ", text)
+    if wrapped is not None:
+        return wrapped[1]
+    # x < 2 or x > 5 is not x < 2 and x > 5
+    return text if _INEQUALITY.search(text) else _AND_OR.sub(", ", text)

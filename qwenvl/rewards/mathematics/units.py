@@ -20,7 +20,9 @@ _UNITS_OF_TWO_LETTERS |= {"gw", "mj", "kj", "kn", "ev", "db", "kb", "mb", "gb", 
 _WITH_CASE = {"mm", "nm", "pm", "mM", "nM", "pM", "mg", "Mg", "mW", "MW", "mWh", "MWh", "mV", "MV", "mA", "MA", "pA"}
 _WITH_CASE |= {"Pa", "mPa", "MPa", "mJ", "MJ", "mN", "MN", "mHz", "MHz", "meV", "MeV", "mmol", "Mmol"}
 _WITH_CASE |= {"Mb", "MB", "Gb", "GB", "kb", "kB"}
-_SHORT_UNIT = re.compile(rf"[msghdctVAKNJWLl]|[{CJK}]|min|sec")  # min and sec are also functions
+_LETTER_OF_UNIT = rf"[msghdctVAKNJWLl{CJK}]"
+_SHORT_UNIT = re.compile(rf"{_LETTER_OF_UNIT}|min|sec")  # min and sec are also functions
+_UNITS_OF_PRODUCTS = set("msNJWVAK")  # of single letters. In 2 g t^2 they are variables.
 _LENGTHS = {"mm", "cm", "dm", "km", "nm", "um", "ft", "in", "yd", "mi", "px"}
 
 # A number that a unit may follow: 5, 3e8, 3 \times 10^8.
@@ -31,7 +33,7 @@ _AFTER_NUMBER = re.compile(r"[^0-9}\])°%]*$")
 
 # m/s^2, N m, square metres: words, and letters that are units, with powers.
 _POWER = r"(?:\^(?:\{-?[0-9]\}|-?[0-9]))?"
-_SIMPLE_UNIT = rf"(?:[^\W\d_]{{2,}}|{_SHORT_UNIT.pattern}){_POWER}"
+_SIMPLE_UNIT = rf"(?:[^\W\d_]{{2,}}|{_LETTER_OF_UNIT}){_POWER}"  # one way for each word, or failing takes 2^n steps
 _TIMES = r"\s*(?:\*|·|\\cdot)\s*"
 _COMPOUND_UNIT = re.compile(rf"{_SIMPLE_UNIT}(?:(?:\s*/\s*|{_TIMES}|\s+){_SIMPLE_UNIT})*")
 _NUMBER_AND_UNIT = re.compile(rf"(.*?[0-9]\}}?)\s*({_COMPOUND_UNIT.pattern})\s*")
@@ -141,8 +143,10 @@ def _compound_unit(text: str) -> tuple[str, str] | None:
     found = _NUMBER_AND_UNIT.fullmatch(text)
     if found is None or not _is_number(found[1]):
         return None
-    has_several_parts = "/" in found[2] or len(re.findall(r"[^\W\d_]+", found[2])) > 1
-    if not has_several_parts or not re.search(r"[/^]|\\cdot|\*", found[2]):
+    words = [word for word in re.findall(r"[^\W\d_]+", found[2]) if word != "cdot"]
+    is_product = len(words) > 1 and re.search(r"\^|\\cdot|\*", found[2]) is not None
+    has_units = any(len(word) > 1 for word in words) or set(words) <= _UNITS_OF_PRODUCTS
+    if "/" not in found[2] and not (is_product and has_units):
         return None
     return found[1], _name_of_unit(found[2])
 

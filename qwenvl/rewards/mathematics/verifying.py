@@ -6,19 +6,29 @@ import logging
 import re
 from collections.abc import Callable
 from functools import lru_cache
+from itertools import product
 from typing import Any
 
 from qwenvl.files import require
-from qwenvl.rewards.mathematics.notation import grouped
+from qwenvl.rewards.mathematics.notation import grouped, has_joined_factor
 
 _EITHER_SIGN = re.compile(r"\\pm(?![a-zA-Z])")  # of which math-verify reads that of a sum alone
 _IMAGINARY_UNIT = re.compile(r"(?<![A-Za-z\\])i(?![A-Za-z])")
 
 
 def equivalent(gold: str, answer: str) -> bool:
-    """Whether math-verify finds two expressions equal. A worker runs this, because it may never end."""
-    parsed_gold = _parsed(gold)
-    parsed_answer = _parsed(answer)
+    """Whether math-verify finds two expressions equal. Of 1/2x one of its two readings must be."""
+    return any(_are_equal(*pair) for pair in product(_readings(gold), _readings(answer)))
+
+
+def _readings(expression: str) -> list[Any]:
+    found = [_parsed(expression)]
+    if has_joined_factor(expression):
+        found.append(_parsed(expression, joined_below=True))
+    return found
+
+
+def _are_equal(parsed_gold: Any, parsed_answer: Any) -> bool:
     if _cannot_be_verified(parsed_gold) or _cannot_be_verified(parsed_answer):
         return False
     if _is_finite_set(parsed_gold) != _is_finite_set(parsed_answer) and (
@@ -74,7 +84,7 @@ def serve() -> Callable[[tuple[str, str]], bool]:
 
 
 @lru_cache(maxsize=1024)
-def _parsed(expression: str) -> Any:
+def _parsed(expression: str, *, joined_below: bool = False) -> Any:
     """An expression of SymPy. None: it cannot be parsed."""
     parser = require("latex2sympy2_extended.latex2sympy2", "rewards")
     # math-verify's own parse would leave out what it takes for a unit, so that x + 2h would be x + 2, and it would make
@@ -82,7 +92,8 @@ def _parsed(expression: str) -> Any:
     normalization = parser.NormalizationConfig(
         basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="all", equations=False
     )
-    text = parser.normalize_latex(grouped(expression.replace("$", " ")).strip(), normalization)
+    text = grouped(expression.replace("$", " "), joined_below=joined_below).strip()
+    text = parser.normalize_latex(text, normalization)
     parsed = _expression_of(text)
     if parsed is None and _EITHER_SIGN.search(text):
         both = [_expression_of(_EITHER_SIGN.sub(sign, text)) for sign in "+-"]

@@ -36,6 +36,7 @@ BY_HAND = {  # answer, solution, value
         ("insert fan\nturn", "<answer>insert fan, fasten screw</answer>", 1 / 3),
         *(("insert fan, turn", "1. insert fan\n2. turn", 1), ("1. stage", "1. stage, 2. stage", 0.5)),
         *(("1. insert fan\n2) turn", "insert fan, turn", 1), ("- insert fan\n- turn", "* turn\n* insert fan", 1)),
+        *(("1. insert", "1. insert\n2. turn", 0.5), ("1. insert\n2. turn", "1. insert", 0.5), ("5 V", "- 5 V", 0)),
         *(("2. stage", "1. stage", 0), ("1. stage", "1. stage", 1), ("stage", "1. stage", 0)),  # names, and no list
         ("（1）（２）", "(1) (2)", 1),  # full-width forms, as Chinese keyboards give them
         ("装风扇；拧螺丝", "装风扇，拧螺丝", 1),
@@ -369,6 +370,7 @@ READINGS = [
     *((letters, text, {"B"}) for text in ("Option B is most likely", "Option B is supported by the video")),
     (letters, "He falls because he slips. Answer: C", {"C"}),
     (letters, "B is the correct answer because A is wrong", {"B"}),
+    *((letters, text, {"A", "C"}) for text in ("A. because it moves\nC. because it turns", "A.\nleft\nC.\nup")),
     (letters, '{"answer":' + " " * 9_000 + "x", set()),
     *((letters, text, {"A", "C"}) for text in ("A\nand C", "A\n\nC")),
     *((letters, text, set()) for text in ("e.g.", "E.g. a cat", "A.left B.right C.up")),
@@ -461,7 +463,8 @@ READINGS = [
     *((only_number, text, Decimal("-5")) for text in ("-US$5", r"-\$5", "minus $5", "-(5)", "零下5度", "负5")),
     *((only_number, text, Decimal("-5")) for text in ("$-$5", "{-}5", r"-\,5", r"-\mathrm{5}", r"\textminus5")),
     (only_number, "-**5**", Decimal("-5")),
-    *((only_number, text, Decimal("5")) for text in ("- $5", "5百分点", "5 cm²", "5!", "(5)", "5 halls", "5 miles")),
+    *((only_number, text, Decimal("5")) for text in ("- $5", "5 cm²", "5!", "(5)", "5 halls", "5 miles")),
+    *((only_number, text, Decimal("5")) for text in ("-> 5", "5 quarters", "5百分点", "5字")),
     (numbers_in, r"sqrt(3), √9, \sqrt{5}, 2π, 3 pi and 12 pins", [Decimal("12")]),
     (letters, "The answer is A or B", {"A", "B"}),
     (letters, "The answer is A, B, C, D.", {"A", "B", "C", "D"}),

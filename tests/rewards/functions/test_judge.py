@@ -373,6 +373,7 @@ def test_a_clip_that_is_gone_is_an_error(ask, server, shown, tmp_path):
         *((None, text, None) for text in ("VERDICT: correct or not", "VERDICT: correct or wrong")),
         (None, "I say VERDICT: correct or wrong. VERDICT： correct", 1.0),
         ("1 2 3 4 5", "VERDICT: 3 or 4", None),
+        *((None, text, 1.0) for text in ("VERDICT: correct and concise", "VERDICT: correct or nearly so")),
         (None, "VERDICT: correctly", None),
         *((None, text, 1.0) for text in ("**VERDICT**: correct", "VERDICT: `correct`", "'VERDICT: correct'.")),
         (None, "<think>VERDICT: correct, but let me", None),  # cut off by a limit

@@ -18,20 +18,22 @@ def reward():
     ("solution", "right", "wrong"),
     [
         # values of names
-        ("12", ["x = 12", "10+2=12", "12 = x"], ["4x = 12", "x^2=12", "-x=12", "x + y = 12"]),
+        ("12", ["x = 12", "10+2=12", "12 = x"], ["4x = 12", "x^2=12", "-x=12", "2x + y = 12"]),
         ("f(2)=3", ["3", "f(2) = 3"], ["f(5)=7", "f(5)=3", "f(2)=4", "1=2"]),
         (r"\log_2 8=3", ["3"], [r"\log_2 8=4"]),
         ("y=2x+1", ["2x+1", "y=1+2x", "2x + 1 = y"], ["y=2x-1", "x=2y+1"]),
         (r"A = \pi r^2 = 25\pi", ["25π", "A = 25π"], ["πr²"]),
         (r"x = \pi", ["π"], ["e"]),
         ("x=5", ["5"], ["y=5"]),
+        ("m+n = 11", ["11", "n + m = 11"], ["m - n = 11"]),
+        ("11", ["m + n = 11", "a+b+c = 11", "xy = 11"], ["m^2 + n = 11"]),
         ("|z|=3", ["3"], ["|w|=3"]),
         (r"F_{net} = ma", ["ma", "F_{net} = m·a"], ["F_{net} = m + a"]),
         (r"\frac{dP}{dt}=kP", ["dP/dt = kP"], ["dP/dt = -kP"]),
         ("x = 5 cm", ["5 cm"], ["5 m"]),
         (r"\vec{v} = (1,2)", ["(1,2)"], ["(2,1)"]),
         # equations
-        ("x + y = 5", ["y = 5 - x", "5 = y + x"], ["5", "x - y = 5"]),
+        ("x + y = 5", ["y = 5 - x", "5 = y + x", "5"], ["x - y = 5", "y = 5 + x"]),
         ("x = y + 1", ["y = x - 1"], ["y = x + 1"]),
         ("x^2+y^2=4", ["y²+x²=4", "x^2+y^2-4=0"], ["4", "x^2+y^2=5"]),
         # lists and pairs
@@ -57,7 +59,15 @@ def reward():
         ("x=1,y=2 or x=2,y=1", ["x=1, y=2 or x=2, y=1"], ["x=1,y=1 or x=2,y=2"]),
         ("x=2 or 3", ["3, 2", "x = 3, x = 2"], ["y = 3, y = 2", "2"]),
         ("(2,3)", ["2, 3"], [r"\{2,3\}", "3, 2", "[2,3]"]),
-        ("1,234", ["1234"], ["1, 234"]),
+        ("1,234", ["1234"], ["1, 235"]),
+        ("100,200", ["100, 200", "100200"], ["200"]),
+        (r"\{100,200\}", ["{100,200}", "{200, 100}"], ["100200"]),
+        ("x<2 or x>5", ["x < 2 or x > 5"], ["x<2 and x>5"]),
+        (r"\angle ABC = 30^\circ", ["30°", "∠ABC = 30°"], [r"\angle DEF = 30^\circ"]),
+        ("area = 5", ["5", "Area = 5"], ["perimeter = 5"]),
+        (r"\Delta = b^2-4ac", ["b^2-4ac"], ["b^2+4ac"]),
+        (r"3 \pmod 5", [r"3\pmod{5}"], ["3"]),
+        ("0.5", [r"\int^1_0 x dx", r"\int_0^1 x \, dx"], [r"\int_0^2 x dx"]),
         (r"(2,5]", ["2<x≤5"], ["2<x<5"]),
         ("x = 2; y = 3", ["x = 2, y = 3", "y = 3, x = 2", "(2, 3)"], ["x = 7; y = 3", "3"]),
         (r"x = 2 \\ y = 3", ["x=2, y=3", "x = 2\ny = 3"], [r"x = 5 \\ y = 3", "3"]),
@@ -82,7 +92,7 @@ def reward():
         ("Area = 6", ["6", "area = 6"], ["7"]),
         (r"\angle ABC = 30^\circ", ["30°", "30"], ["60°"]),
         (r"\sin A = \frac35", ["3/5"], ["4/5"]),
-        ("3", ["n = 3"], [r"\sqrt{x} = 3", r"\ln x = 3", "x(x+1) = 3", "xy = 3", r"not \boxed{3}"]),
+        ("3", ["n = 3"], [r"\sqrt{x} = 3", r"\ln x = 3", "x(x+1) = 3", r"\boxed{3} is not right", r"not \boxed{3}"]),
         # intervals are no lists of their ends
         ("-2<x<3", ["(-2,3)", r"x \in (-2,3)"], ["x = -2 or x = 3", "-2, 3", r"\{-2,3\}", "-2 ≤ x ≤ 3"]),
         ("-2<x<2", ["(-2, 2)"], [r"\pm 2"]),
@@ -123,6 +133,7 @@ def test_values_are_compared_and_not_what_surrounds_them(reward, solution, right
     assert dict(zip(texts, scores, strict=True)) == {text: float(text in right) for text in texts}
 
 
-def test_units_of_many_words_take_no_long_time():
-    text = "5" + r"\text{m}   " * 40 + "x"
+@pytest.mark.parametrize("text", ["5" + r"\text{m}   " * 40 + "x", "5 " + "min " * 60 + "!", "sec an^{2} m " * 25])
+def test_units_of_many_words_take_no_long_time(text):
     assert compare_as_text("5", text) is not True
+    assert compare_as_text(text, "5") is not True
