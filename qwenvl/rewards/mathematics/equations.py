@@ -151,6 +151,8 @@ def _values_of(text: str) -> Values | None:
         return Values(names, inside, True, values[0]) if len(names) == len(inside) else None
     if len(set(names)) < 2:  # x = 2, x = 3, and x = 2, 3
         return Values(names[:1], values, False, ", ".join(values))
+    if len(names) < len(found):  # x = 1, 5, y = 2
+        return None
     return Values(names, values, True, text)
 
 
