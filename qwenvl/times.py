@@ -16,7 +16,8 @@ _AND = r"\s{0,2}(?:[,:]|and\b)?\s{0,2}"
 _BEGINS = r"(?<![a-z0-9_:])(?<!(?<!\.)\.)(?<![0-9],)"
 # A dash at the beginning of a line belongs to a list.
 _TO = (
-    r"(?:[^\S\n]{0,4}(?:-{1,2}>?|[\u2010-\u2015\u2192\u2212~]|\.{2,3})|\s{0,4}(?:(?:to|until|till|through)\b|到|至))\s{0,4}"
+    r"(?:[^\S\n]{0,4}(?:-{1,2}>?|[\u2010-\u2015\u2192\u2212~]|\.{2,3})"
+    r"|\s{0,4}(?:(?:to|until|till|through)\b|到|至))\s{0,4}"
     r"(?:(?:about|around|approximately)\s{1,4})?"
 )
 

@@ -68,9 +68,8 @@ def action_phrases(text: str) -> list[str]:
     return [phrase for phrase in phrases if phrase]
 
 
-def _is_numbered_list(text: str) -> bool:
-    """Whether the phrases of a text are items, "1. insert", "2. turn". "1. stage", "2. stage" are names."""
-    phrases = action_phrases(text)
+def _is_numbered_list(phrases: Sequence[str]) -> bool:
+    """Whether phrases are items, "1. insert", "2. turn". "1. stage", "2. stage" are names."""
     without = _without_numbers(phrases)
     return len(phrases) > 1 and all(map(_NUMBER_OF_ITEM.match, phrases)) and len(without) == len(phrases)
 
@@ -110,9 +109,10 @@ def accuracy(
     rows = zip(pairs(completions, solution), prompts or [None] * len(completions), strict=True)
     for (answer, truth), prompt in rows:
         listed = list_of(prompt)
-        expected: frozenset[Any] = frozenset(action_phrases(truth))
+        phrases = action_phrases(truth)
+        expected: frozenset[Any] = frozenset(phrases)
         named: frozenset[Any] = frozenset(action_phrases(answer or ""))
-        if _is_numbered_list(truth):
+        if _is_numbered_list(phrases):
             expected = _without_numbers(expected)
             named = _without_numbers(named)
         elif not any(map(_NUMBER_OF_ITEM.match, expected)):

@@ -150,15 +150,24 @@ def _cleaned(text: str) -> str:
         text = _BOXED.sub(r"\1", text)
     text = text.translate(_QUOTES_AND_BRACKETS).strip()
     found = _OBJECT.fullmatch(text)
-    text = _QUOTED_LETTER.sub(r"\2", found[1].strip() if found else text)
-    text = _UNDERLINED.sub(r"\1", _MARKUP.sub("", text)).strip().strip("\"'").rstrip("!")
-    text = text.replace(")(", ") (").replace("):", ")")
-    text = _BEFORE_IN_CHINESE.sub("", text).removesuffix("选项")
+    if found is not None:
+        text = found[1].strip()
+    # Before outer quotes go: 'The answer is "B"' would lose one of a pair.
+    text = _QUOTED_LETTER.sub(r"\2", text)
+    text = _MARKUP.sub("", text)
+    text = _UNDERLINED.sub(r"\1", text).strip()
+    text = text.strip("\"'").rstrip("!")
+    text = text.replace(")(", ") (")  # (A)(C)
+    text = text.replace("):", ")")  # (B): cat
+    text = _BEFORE_IN_CHINESE.sub("", text)
+    text = text.removesuffix("选项")
+    # Before "I choose" goes, so that "not option B" is still whole.
     text = _REJECTED.sub("", text)
     text = _BEFORE.sub("", text)
     first_line, _, behind = text.partition("\n")
     is_alone = re.fullmatch(rf"{_CHOICE}[.:]?\s*", first_line) is not None and not _OWN_LINE.search(behind)
-    return first_line if is_alone and re.match(r"\s*(?!(?:and|or|option|answer|choice)\b)[^\W\d_]{2}", behind) else text
+    is_text_behind = re.match(r"\s*(?!(?:and|or|option|answer|choice)\b)[^\W\d_]{2}", behind) is not None
+    return first_line if is_alone and is_text_behind else text
 
 
 def _marked(text: str) -> set[str]:
@@ -195,7 +204,7 @@ def _lists_options(text: str, chosen: Sequence[str]) -> bool:
 
 
 def _other_marks(text: str, chosen: Iterable[str]) -> set[str]:
-    """The letters of a text that may be choices, too, beside those that are read as chosen."""
+    """The letters of a text that may be choices, too, beside the chosen ones."""
     return {mark or last for mark, last in _LONE_MARK.findall(text)} - set(chosen)
 
 

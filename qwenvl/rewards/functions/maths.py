@@ -19,6 +19,7 @@ HANGING_SECONDS = 300.0  # after which a pair that neither computes nor ends is 
 MEMORY = 3 * 2**30
 ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}  # of a child process
 
+
 class MathReward:
     """1 if the answer and the solution are the same mathematically, else 0.
 

@@ -68,7 +68,7 @@ def _equal_as_text(gold: str, answer: str, *, are_mathematical: bool) -> bool | 
 
 
 def _values_to_verify(gold: str, answer: str) -> bool | tuple[str, str]:
-    """The values of two mathematical expressions, or whether they are equal where that can be told."""
+    """The values of two mathematical expressions that math-verify has to compare, or whether they are equal."""
     gold, answer = _without_percent(_CURRENCY.sub("", gold), _CURRENCY.sub("", answer))
     if any(_TEXT_ALONE.search(each) or _BASE.search(plain(each)) for each in (gold, answer)):
         return False  # math-verify leaves out dots, bases and remainders
@@ -95,14 +95,17 @@ def expression_to_verify(gold: str) -> tuple[str, str] | None:
 
 def _expressions_in(gold: str, answer: str) -> tuple[str, str]:
     """The expressions of a pair, in which 100,200 is a list where the other is one of as many parts."""
-    expressions = expression_in(gold), expression_in(answer)
-    readings = [
-        expressions,
-        (expressions[0], expression_in(answer, has_thousands=False)),
-        (expression_in(gold, has_thousands=False), expressions[1]),
-    ]
-    alike = (pair for pair in readings if len(parts_of(pair[0])) == len(parts_of(pair[1])))
-    return next(alike, expressions)
+    of_gold = expression_in(gold)
+    of_answer = expression_in(answer)
+    if len(parts_of(of_gold)) == len(parts_of(of_answer)):
+        return of_gold, of_answer
+    listed = expression_in(answer, has_thousands=False)
+    if len(parts_of(of_gold)) == len(parts_of(listed)):
+        return of_gold, listed
+    listed = expression_in(gold, has_thousands=False)
+    if len(parts_of(listed)) == len(parts_of(of_answer)):
+        return listed, of_answer
+    return of_gold, of_answer
 
 
 def _without_percent(gold: str, answer: str) -> tuple[str, str]:
@@ -134,7 +137,7 @@ def _unit_signs(text: str) -> set[str]:
 def _number_of_primes(text: str) -> int:
     r"""That of ``f''(x)``, ``x^\prime`` and ``30"`` (two). Quotation marks around a text are none."""
     text = text.strip("$ ")
-    if text[:1] in "'\"":
+    if text.startswith(("'", '"')):
         text = text[1:].rstrip("'\"")
     marks = _PRIMES.findall(text.replace('"', "''"))
     return sum(1 if mark.startswith("\\") else len(mark) for mark in marks)

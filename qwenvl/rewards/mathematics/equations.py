@@ -100,6 +100,7 @@ def compared_values(gold: str, answer: str) -> tuple[str, str] | None:
     if golden is None or answered is None:
         are_equations = bool(_EQUALS_SIGN.search(gold) and _EQUALS_SIGN.search(answer))
         return (gold, answer) if are_equations else None
+    # The roots x_1 = 2 and x_2 = 3 are 3 and 2 as well, but not x_1 = 3 and x_2 = 2.
     one_has_indices = golden.are_indexed != answered.are_indexed
     if one_has_indices and not (golden.is_ordered and answered.is_ordered):
         have_one_name = golden.names_without_index == answered.names_without_index
@@ -167,8 +168,10 @@ def _entry(text: str) -> tuple[str, str] | None:
     sides = [side.strip() for side in _split(text, _EQUALS_SIGN)]
     if len(sides) == 1:
         return "", improper(sides[0])
-    names = [side for side in sides if _is_name(side)]
-    values = [side for side in sides if not _is_name(side)]
+    names: list[str] = []
+    values: list[str] = []
+    for side in sides:
+        (names if _is_name(side) else values).append(side)
     if not values:  # x = y
         *names, last = sides
         values = [last]
@@ -207,7 +210,7 @@ def _is_tuple(text: str) -> bool:
 
 
 def _split(text: str, sign: re.Pattern[str]) -> list[str]:
-    """The parts of a text between signs that stand in no brackets."""
+    """The parts of a text between signs outside of brackets and matrices."""
     outside = _ENVIRONMENT.sub(lambda inside: "." * len(inside[0]), text)
     found = 1
     while found:  # from the innermost brackets outwards

@@ -24,6 +24,7 @@ _OTHER_SPACE = re.compile(r"(?<![0-9]) | (?![0-9])")
 _MIXED = re.compile(r"([-+]?)([0-9]{1,30}) ([0-9]{1,30})/([0-9]{1,30})")  # 1 1/2
 # 0.1\overline{6}
 _REPEATING = re.compile(r"([-+]?)([0-9]{0,12})\.([0-9]{0,12})\\(?:overline|bar|dot)\{([0-9]{1,12})\}")
+_ROUND_BRACKET = re.compile(r"[()]")
 COMMAND = re.compile(r"\\[a-zA-Z]+")
 # F_{net}, v_1, v_{\text{max}}, v_\text{max}
 SUBSCRIPT = re.compile(r"_(?:\{(?:[^{}]|\{[^{}]*\})*\}|\\(?:text|mathrm)\s?\{[^{}]*\}|\w)")
@@ -55,15 +56,20 @@ def unwrapped(text: str) -> str:
     return " ".join(WRAPPED_TEXT.sub(r" \1 ", text.replace("$", " ").replace("~", " ")).split())
 
 
-def closing_brackets(text: str) -> dict[int, int]:
-    """The place of the bracket that closes the one at another place."""
-    closing = {}
-    opened = []
-    for place, character in enumerate(text):
-        if character == "(":
-            opened.append(place)
-        elif character == ")" and opened:
-            closing[opened.pop()] = place
+def closing_brackets(text: str, bracket: re.Pattern[str] = _ROUND_BRACKET) -> dict[int, int]:
+    """The place of the bracket that closes the one at another place.
+
+    Args:
+        bracket: finds them. What it finds besides, such as a brace behind a backslash, opens and closes nothing.
+    """
+    # One pass: to look for the end of each anew would take the square of the length where many are not closed.
+    closing: dict[int, int] = {}
+    opened: list[int] = []
+    for found in bracket.finditer(text):
+        if found[0] in ("(", "{"):
+            opened.append(found.start())
+        elif found[0] in (")", "}") and opened:
+            closing[opened.pop()] = found.start()
     return closing
 
 

@@ -63,7 +63,7 @@ _RADICAND = r"[0-9]{1,30}(?:\.[0-9]{1,30})?|\\[A-Za-z]{2,10}|[^\W\d_](?![^\W\d_]
 _ROOT = re.compile(rf"{_NAME_OF_ROOT} ?(?P<radicand>{_RADICAND})")
 _ROOT_OF_BRACKETS = re.compile(rf"{_NAME_OF_ROOT} ?\(")
 _BARE_ROOT = re.compile(r"(?<![\\A-Za-z])sqrt\s?(?=\{)")
-_GREEK_LETTERS = "αβγδεζηθικλμµνξπρστυφχψωΓΔΘΛΞΠΣΥΦΨΩ"  # those that have a command of LaTeX; one is the sign of micro
+_GREEK_LETTERS = "αβγδεζηθικλμµνξπρστυφχψωΓΔΘΛΞΠΣΥΦΨΩ"  # with commands of LaTeX; one is the sign of micro
 _GREEK = re.compile(rf"(?<![\u0370-\u03ff])[{_GREEK_LETTERS}]{{1,2}}(?![\u0370-\u03ff])")  # more of them are a word
 # – and — stand between numbers in a range, and in front of one or behind a letter they are a minus sign.
 _DASH_AS_MINUS = re.compile(r"(?<![0-9)}\]])[\u2012-\u2014](?=\s?[0-9.])")
@@ -92,8 +92,9 @@ _COMMANDS = {
     "lceil": "⌈",
     "rceil": "⌉",
 }
-_SYMBOLS = str.maketrans({sign: f"\\{command} " for command, signs in _COMMANDS.items() for sign in signs})
-_SYMBOLS |= str.maketrans({"°": r"^{\circ}", "\u2044": "/", "\u2032": "'", "\u2033": '"'})  # a slash and primes
+_SYMBOLS = str.maketrans({"°": r"^{\circ}", "\u2044": "/", "\u2032": "'", "\u2033": '"'})  # a slash and primes
+for _command, _signs in _COMMANDS.items():
+    _SYMBOLS |= str.maketrans(dict.fromkeys(_signs, f"\\{_command} "))
 
 
 def in_latex(text: str, *, has_thousands: bool = True) -> str:
@@ -142,6 +143,7 @@ def _signs_in_latex(text: str) -> str:
     text = _SUBSCRIPTS.sub(lambda found: f"_{{{_compatible(found[0])}}}", text)
     text = text.replace("\u2212", "-").replace("\u2010", "-").replace("\u2011", "-")  # a minus sign and two hyphens
     text = _GREEK.sub(_greek_in_latex, text)
+    # Last: a dash behind a letter is a minus sign, and the letters are known by now.
     return _DASH_AS_MINUS.sub("-", text).translate(_SYMBOLS)
 
 
@@ -156,6 +158,7 @@ def _fraction_in_digits(found: re.Match[str]) -> str:
     shown = f"{int(found['whole'] or 0) * denominator + numerator}/{denominator}"
     if found["sign"] or found["power"]:
         return f"{found['sign'] or ''}({shown})"
+    # The space parts it from its factor: ½x is 1/2 x, while 1/2x may be 1/(2x).
     return f" {shown} " if found["factor"] else f" {shown}"
 
 

@@ -5,20 +5,21 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from qwenvl.rewards.mathematics.expressions import FUNCTION_NAMES, WRAPPED_TEXT, has_words
+from qwenvl.rewards.mathematics.expressions import FUNCTION_NAMES, WRAPPED_TEXT, closing_brackets, has_words
 from qwenvl.rewards.mathematics.notation import in_latex
 from qwenvl.rewards.mathematics.units import is_unit
 
 # What stands around an expression: Markdown, an equals sign in front of it, and a dot, perhaps within the dollar signs.
 _MARKDOWN = re.compile(r"(?<![\w)\]}*])(\*\*|__|[*`])(?!\s)([^*`_\n]+)(?<!\s)\1(?![\w(*])")
 _ANNOUNCED = re.compile(
-    r"\s*(?:(?:so|thus|hence|therefore),?\s)?(?:(?:the|my)\s)?(?:final\s|correct\s)?(?:answer|result)(?:\s?[:=]|\s(?:is|are):?)\s",
+    r"\s*(?:(?:so|thus|hence|therefore),?\s)?(?:(?:the|my)\s)?(?:final\s|correct\s)?"
+    r"(?:answer|result)(?:\s?[:=]|\s(?:is|are):?)\s",
     re.IGNORECASE,
 )
 _EQUALS = re.compile(r"^[\s$]*(?:=|\u2248|\\approx(?![a-z]))")
 _FINAL_DOT = re.compile(r"(?<=[^.\s])\s{0,4}[.\u3002](?=[\s$]{0,8}$)")
 _BOX = re.compile(r"\\(?:boxed|fbox)\s{0,4}\{")
-_BRACE = re.compile(r"\\?[{}]")
+_BRACE = re.compile(r"\\?[{}]")  # one behind a backslash is that of a set
 _NEXT_SENTENCE = re.compile(r"[\s$]*(?:[.,;:!]$|[.;:!]\s|,\s+[^\W\d_]{2})")  # behind a box
 _BETWEEN_BOXES = re.compile(r"[\s$,;]{0,8}(?:and|or)?[\s$,;]{0,8}(?:[^\W\d_]\s?=)?\s{0,4}")
 _NAME_BEFORE = re.compile(r"(?<![^\W_])[^\W\d_]\s?=\s?\Z")  # of the first box: x = \boxed{1}, y = \boxed{2}
@@ -65,6 +66,7 @@ def unboxed(text: str) -> str:
         behind = ""
     # The space keeps numbers apart, which text alone compares then: 2\boxed{3} is not 23.
     result = f"{before.rstrip()} {inside}".lstrip() + behind
+    # Of "$\\boxed{5}$ m" the dollar sign in front is gone with the box.
     has_half_a_pair = result.replace(r"\$", "").count("$") % 2
     return result.replace("$", "") if has_half_a_pair else result
 
@@ -83,14 +85,7 @@ def _without_boxes(text: str, boxes: Sequence[tuple[int, str, int]]) -> str:
 
 def _boxes_in(text: str) -> list[tuple[int, str, int]]:
     """The boxes of a text that are closed: where each begins, what it holds, and where it has ended."""
-    # One pass: to look for the end of each box anew would take the square of the length where many are not closed.
-    closing: dict[int, int] = {}  # the place of the brace that closes the one at another place
-    opened: list[int] = []
-    for brace in _BRACE.finditer(text):
-        if brace[0] == "{":
-            opened.append(brace.start())
-        elif brace[0] == "}" and opened:  # a brace behind a backslash is that of a set
-            closing[opened.pop()] = brace.start()
+    closing = closing_brackets(text, _BRACE)
     boxes = []
     for box in _BOX.finditer(text):
         end = closing.get(box.end() - 1)

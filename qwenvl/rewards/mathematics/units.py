@@ -32,7 +32,8 @@ _UNIT_IN_WORDS = re.compile(r"[^\W\d_]{2,}(?: [^\W\d_]{2,}|/[^\W\d_]+)*")  # cm,
 _AFTER_NUMBER = re.compile(r"[^0-9}\])°%]*$")
 
 # m/s^2, N m, square metres: words, and letters that are units, with powers.
-_POWER = r"(?:\^(?:\{-?[0-9]\}|-?[0-9]))?"
+_EXPONENT = r"\^(?:\{-?[0-9]\}|-?[0-9])"
+_POWER = rf"(?:{_EXPONENT})?"
 _SIMPLE_UNIT = rf"(?:[^\W\d_]{{2,}}|{_LETTER_OF_UNIT}){_POWER}"  # one way for each word, or failing takes 2^n steps
 _TIMES = r"\s*(?:\*|·|\\cdot)\s*"
 _COMPOUND_UNIT = re.compile(rf"{_SIMPLE_UNIT}(?:(?:\s*/\s*|{_TIMES}|\s+){_SIMPLE_UNIT})*")
@@ -42,8 +43,9 @@ _EXPRESSION_AND_UNIT = re.compile(rf"(.*?(?:[0-9}})\]]|\\pi))\s*({_COMPOUND_UNIT
 # The unit of 24 cm^2, which would be words beside mathematics. A lone letter, 24 x^2, may be a variable.
 _UNIT_WITH_POWER = re.compile(r"(?<=[0-9}]) ?([^\W\d_]{2,}) ?\^ ?\{?([0-9])\}?$")
 
-# The unit at the end of 5 \text{kg}\cdot\text{m}^2, in a text of single spaces.
-_WRAPPED_UNIT = re.compile(rf"(?>{WRAPPER}\{{[^{{}}]*\}}(?: ?\^(?:\{{-?[0-9]\}}|-?[0-9]))?(?: ?(?:/|\*|\\cdot))? ?)+$")
+# The unit at the end of 5 \text{kg}\cdot\text{m}^2, in a text of single spaces. Without the atomic group a text that
+# does not end so would take 2^n steps.
+_WRAPPED_UNIT = re.compile(rf"(?>{WRAPPER}\{{[^{{}}]*\}}(?: ?{_EXPONENT})?(?: ?(?:/|\*|\\cdot))? ?)+$")
 _ENDS_AS_A_NUMBER = re.compile(r"(?:[0-9}\])°%]|\\pi)$")
 _NEGATIVE_POWER = re.compile(r"\s?([^\W\d_]+)\^-([0-9])")
 

@@ -22,6 +22,7 @@ def equivalent(gold: str, answer: str) -> bool:
 
 
 def _readings(expression: str) -> list[Any]:
+    # People write 1/2x for half of x, and 1/2π for 1/(2π).
     found = [_parsed(expression)]
     if has_joined_factor(expression):
         found.append(_parsed(expression, joined_below=True))
@@ -59,8 +60,8 @@ def _is_finite_set(expression: Any) -> bool:
 def _has_an_order(expression: Any) -> bool:
     """Whether an expression is a pair, an interval or inequalities."""
     sympy = require("sympy", "rewards")
-    inequality = sympy.core.relational._Inequality
-    return isinstance(expression, sympy.Tuple | sympy.Interval | sympy.And | inequality)
+    inequalities = (sympy.Lt, sympy.Le, sympy.Gt, sympy.Ge)
+    return isinstance(expression, (sympy.Tuple, sympy.Interval, sympy.And, *inequalities))
 
 
 def _cannot_be_verified(expression: Any) -> bool:
@@ -69,7 +70,7 @@ def _cannot_be_verified(expression: Any) -> bool:
     Those would all be the same: 1 = 2, and x^2 = -1 for real numbers.
     """
     sympy = require("sympy", "rewards")
-    if isinstance(expression, sympy.core.relational.Relational):
+    if isinstance(expression, sympy.Rel):
         if not expression.free_symbols:  # f(2) + f(3) = 3
             return True
         expression = expression.doit()

@@ -2,16 +2,7 @@
 
 import pytest
 
-from qwenvl.rewards.functions.maths import MathReward
 from qwenvl.rewards.mathematics.comparing import compare_as_text
-
-
-@pytest.fixture(scope="module")
-def reward():
-    """The reward for mathematics with its own process."""
-    made = MathReward()
-    yield made
-    made.close()
 
 
 @pytest.mark.parametrize(
@@ -126,12 +117,8 @@ def reward():
         ("12", ["Answer: 12", "The answer is **12**.", "x = **12**", "__12__"], [r"\boxed{12}, 13"]),
     ],
 )
-def test_values_are_compared_and_not_what_surrounds_them(reward, solution, right, wrong):
-    assert reward.check(solution, {}) is None
-    texts = right + wrong
-    answers = [f"<answer>{text}</answer>" for text in texts]
-    scores = reward(answers, solution=[solution] * len(texts))
-    assert dict(zip(texts, scores, strict=True)) == {text: float(text in right) for text in texts}
+def test_values_are_compared_and_not_what_surrounds_them(assert_scores, solution, right, wrong):
+    assert_scores(solution, right, wrong)
 
 
 @pytest.mark.parametrize("text", ["5" + r"\text{m}   " * 40 + "x", "5 " + "min " * 60 + "!", "sec an^{2} m " * 25])

@@ -2,16 +2,7 @@
 
 import pytest
 
-from qwenvl.rewards.functions.maths import MathReward
 from qwenvl.rewards.mathematics.notation import grouped, in_latex
-
-
-@pytest.fixture(scope="module")
-def reward():
-    """The reward for mathematics with its own process."""
-    made = MathReward()
-    yield made
-    made.close()
 
 
 @pytest.mark.parametrize(
@@ -98,12 +89,8 @@ def reward():
         ("2, 3", ["3, 2", "2 or 3", "x=3 or x=2"], ["2", "(3, 2)"]),
     ],
 )
-def test_typed_mathematics_scores_as_its_latex_does(reward, solution, right, wrong):
-    assert reward.check(solution, {}) is None
-    texts = right + wrong
-    answers = [f"<answer>{text}</answer>" for text in texts]
-    scores = reward(answers, solution=[solution] * len(texts))
-    assert dict(zip(texts, scores, strict=True)) == {text: float(text in right) for text in texts}
+def test_typed_mathematics_scores_as_its_latex_does(assert_scores, solution, right, wrong):
+    assert_scores(solution, right, wrong)
 
 
 def test_words_in_greek_stay_words():

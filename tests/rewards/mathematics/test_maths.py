@@ -13,14 +13,6 @@ from qwenvl.rewards.mathematics.units import split_unit
 from qwenvl.rewards.rubric import Rubric
 
 
-@pytest.fixture(scope="module")
-def reward():
-    """The reward for mathematics with its own process."""
-    made = MathReward()
-    yield made
-    made.close()
-
-
 def answer(text):
     return f"<think>so 3</think><answer>{text}</answer>"
 
