@@ -37,8 +37,8 @@ class MathReward:
     LaTeX. A lone i is the imaginary unit.
 
     "2 or 3" is "3, 2", and "x = 2, y = 3" is "(2, 3)" alone. "x = 3" is 3, "m + n = 11" is 11, and "4x = 12" is no
-    value. A unit behind the value must be the same, and is not converted. One of the signs %, ° and $ may be missing on
-    one side.
+    value. Units behind the values must be the same, and are not converted. One side may lack its unit, or its sign %, °
+    or $: "72 clips" is 72. "5m" alone may be a product, which 5 is not.
 
     An answer longer than 500 characters scores 0. A pair that takes more than 2 s of computing, or 3 GiB of memory,
     gets no value: it is named in the log and counted as ``reward/math_accuracy/skipped``.

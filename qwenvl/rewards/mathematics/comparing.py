@@ -42,16 +42,16 @@ def compare_as_text(gold: str, answer: str | None) -> bool | tuple[str, str]:
     if answer is None or len(answer) > LONGEST:
         return False
     gold, answer = _expressions_in(gold, answer)
-    (gold_part, gold_unit), (answer_part, answer_unit) = split_units(gold, answer)
-    are_mathematical = is_mathematical(gold_part, answer_part) and is_mathematical(answer_part, gold_part)
+    golden, answered = split_units(gold, answer)
+    are_mathematical = is_mathematical(golden.value, answered.value) and is_mathematical(answered.value, golden.value)
     if are_mathematical and _have_other_signs(gold, answer):
         return False
     are_equal = _equal_as_text(gold, answer, are_mathematical=are_mathematical)
     if are_equal is not None:
         return are_equal
-    if not are_mathematical or not are_one_unit(gold_unit, answer_unit):
+    if not are_mathematical or not are_one_unit(golden.unit, answered.unit):
         return False
-    return _values_to_verify(gold_part, answer_part)
+    return _values_to_verify(golden.value, answered.value)
 
 
 def _equal_as_text(gold: str, answer: str, *, are_mathematical: bool) -> bool | None:
@@ -86,8 +86,7 @@ def _values_to_verify(gold: str, answer: str) -> bool | tuple[str, str]:
 
 def expression_to_verify(gold: str) -> tuple[str, str] | None:
     """The value of a solution beside itself, to check that it is parsed. None: it compares as text or as a number."""
-    part, _ = split_unit(gold)
-    expression = improper(_PERCENT.sub("", _CURRENCY.sub("", part)))
+    expression = improper(_PERCENT.sub("", _CURRENCY.sub("", split_unit(gold).value)))
     in_plain = plain(expression)
     is_other = PLAIN_NUMBER.fullmatch(in_plain) or has_several_numbers(in_plain) or _TEXT_ALONE.search(expression)
     return None if is_other or not is_mathematical(expression) else compared_values(expression, expression)
@@ -120,10 +119,12 @@ def _without_percent(gold: str, answer: str) -> tuple[str, str]:
 
 
 def _have_other_signs(text: str, other: str) -> bool:
-    """Whether both have signs that are units, and other ones: 50% and 50°. Without a sign one may be meant."""
+    """Whether both have units, of which one is a sign, and other ones: 50% and 50° or 50 cm. Others may be meant."""
     signs = _unit_signs(text)
     others = _unit_signs(other)
-    return bool(signs and others) and signs != others
+    if signs and others:
+        return signs != others
+    return bool((signs and split_unit(other).unit) or (others and split_unit(text).unit))
 
 
 def _unit_signs(text: str) -> set[str]:

@@ -7,6 +7,7 @@ x = 2, y = 3. Equations that are never true, such as f(2) = 3, are all the same 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from qwenvl.rewards.mathematics.expressions import COMMAND, SUBSCRIPT, closing_brackets, improper
@@ -43,6 +44,17 @@ _LETTER_OF_TUPLE = r"\s*[^\W\d_](?:_\{?\w{1,3}\}?)?\s*"
 _TUPLE_OF_NAMES = re.compile(rf"\({_LETTER_OF_TUPLE}(?:,{_LETTER_OF_TUPLE})+\)")
 _COORDINATES = frozenset("xyz")
 _INDEX = re.compile(r"_\{?[0-9]+\}?")
+
+
+class Entry(NamedTuple):
+    """One part of an expression: the value that it has, or that it gives to a name.
+
+    Attributes:
+        name: empty where the part is a value alone.
+    """
+
+    name: str
+    value: str
 
 
 class Values(NamedTuple):
@@ -93,10 +105,12 @@ def compared_values(gold: str, answer: str) -> tuple[str, str] | None:
         >>> compared_values("y = 3, x = 2", "(2, 3)"), compared_values("x = 2 , x = 3", "3, 2")
         (('(2, 3)', '(2, 3)'), ('2, 3', '3, 2'))
     """
-    if _has_several_pairs(gold) or _has_several_pairs(answer):
+    golden_entries = _entries(gold)
+    answered_entries = _entries(answer)
+    if _have_several_pairs(golden_entries) or _have_several_pairs(answered_entries):
         return None
-    golden = _values_of(gold)
-    answered = _values_of(answer)
+    golden = _values_of(gold, golden_entries)
+    answered = _values_of(answer, answered_entries)
     if golden is None or answered is None:
         are_equations = bool(_EQUALS_SIGN.search(gold) and _EQUALS_SIGN.search(answer))
         return (gold, answer) if are_equations else None
@@ -133,19 +147,25 @@ def parts_of(text: str) -> list[str]:
     return [part for part in _split(text, sign) if part.strip()] or [text]
 
 
-def _values_of(text: str) -> Values | None:
-    """The values that an expression has or gives to names. None: it is an equation, or several of them."""
+def _entries(text: str) -> list[Entry | None]:
+    """The parts of a text as names and values. None: a part is another equation."""
+    return [_entry(part) for part in parts_of(text.replace("$", " ").strip())]
+
+
+def _values_of(text: str, entries: Sequence[Entry | None]) -> Values | None:
+    """The values that an expression has or gives to names. None: it is an equation, or several of them.
+
+    Args:
+        entries: of the text, as ``_entries`` has them.
+    """
     text = text.replace("$", " ").strip()
     if _is_tuple(text):
         return Values((), (text,), True, text)
-    found = []
-    for part in parts_of(text):
-        entry = _entry(part)
-        if entry is None:
-            return None
-        found.append(entry)
-    values = tuple(value for _, value in found)
-    names = tuple(name for name, _ in found if name)
+    found = [entry for entry in entries if entry is not None]
+    if len(found) < len(entries):
+        return None
+    values = tuple(entry.value for entry in found)
+    names = tuple(entry.name for entry in found if entry.name)
     if len(found) == 1 and names and _TUPLE_OF_NAMES.fullmatch(names[0]):  # (x, y) = (1, 2)
         inside = tuple(part.strip() for part in _split(values[0].strip()[1:-1], _BETWEEN))
         names = tuple(part.strip() for part in names[0][1:-1].split(","))
@@ -157,17 +177,17 @@ def _values_of(text: str) -> Values | None:
     return Values(names, values, True, text)
 
 
-def _has_several_pairs(text: str) -> bool:
-    """Whether a text is like ``x = 1, y = 2, x = 2, y = 1``, of which a list would lose what belongs together."""
-    names = [entry[0] for entry in map(_entry, parts_of(text)) if entry is not None and entry[0]]
+def _have_several_pairs(entries: Iterable[Entry | None]) -> bool:
+    """Whether entries are like ``x = 1, y = 2, x = 2, y = 1``, of which a list would lose what belongs together."""
+    names = [entry.name for entry in entries if entry is not None and entry.name]
     return 1 < len(set(names)) < len(names)
 
 
-def _entry(text: str) -> tuple[str, str] | None:
-    """The name and the value of ``x = 3``, and an empty name before a value alone. None: it is another equation."""
+def _entry(text: str) -> Entry | None:
+    """The name and the value of ``x = 3``. None: it is another equation."""
     sides = [side.strip() for side in _split(text, _EQUALS_SIGN)]
     if len(sides) == 1:
-        return "", improper(sides[0])
+        return Entry("", improper(sides[0]))
     names: list[str] = []
     values: list[str] = []
     for side in sides:
@@ -178,7 +198,7 @@ def _entry(text: str) -> tuple[str, str] | None:
     if not names and any(_has_letters(value) and not _BINDS_A_LETTER.search(value) for value in values):
         return None
     name = names[0] if names else ""
-    return "".join(name.split()), improper(values[-1])
+    return Entry("".join(name.split()), improper(values[-1]))
 
 
 def _is_name(text: str) -> bool:

@@ -130,7 +130,7 @@ def has_words(text: str, other: str = "") -> bool:
 def _is_product(word: re.Match[str], text: str, other: str) -> bool:
     """Whether letters are a product: in front of a sign or at the end, ``xy + 1``, and not ``4 of 5``.
 
-    Three letters and more are one beside the same letters in the other expression, together or as factors.
+    Three letters and more are one beside the same letters in the other expression, together in any order or as factors.
     """
     if not _NO_MORE_LETTERS.match(text, word.end()):
         return False
@@ -139,7 +139,8 @@ def _is_product(word: re.Match[str], text: str, other: str) -> bool:
     if len(word[0]) == 2:
         return word[0].casefold() not in _NO_PRODUCTS
     factors = set(_LONE_LETTERS.findall(other))
-    return word[0] in _WORD.findall(other) or factors.issuperset(word[0])
+    are_same = any(sorted(word[0]) == sorted(each) for each in _WORD.findall(other))  # abc and bca
+    return are_same or factors.issuperset(word[0])
 
 
 def has_several_numbers(text: str) -> bool:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import re
 import unicodedata
 
-from qwenvl.rewards.mathematics.expressions import FUNCTION_NAMES, closing_brackets
+from qwenvl.rewards.mathematics.expressions import FUNCTION_NAMES, WRAPPER, closing_brackets
 
 # ---- spellings of LaTeX, and plain writing
 
 _DEGREES = r"(?:\u5ea6|deg(?:rees?)?(?![a-z]))"
-_WRAPPED = r"\\(?:text|textrm|mathrm)\s?\{[^{}]*\}(?:\^\{?[0-9]\}?)?"
+_WRAPPED = rf"{WRAPPER}\{{[^{{}}]*\}}(?:\^\{{?[0-9]\}}?)?"
 # In this order.
 _REPLACED = (
     (re.compile(r"(?<!\\)\\[\[\]()]"), " "),  # \[5\] and \(5\)

@@ -7,11 +7,20 @@ of variables, so that 5 cm is 5 mc.
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
 from qwenvl.characters import CJK
+from qwenvl.rewards.functions.numeric import only_number
 from qwenvl.rewards.functions.text import normalized
-from qwenvl.rewards.mathematics.expressions import FUNCTION, PLAIN_NUMBER, WRAPPER, plain, unwrapped
+from qwenvl.rewards.mathematics.expressions import (
+    COMMAND,
+    FUNCTION,
+    PLAIN_NUMBER,
+    WRAPPED_TEXT,
+    WRAPPER,
+    plain,
+    unwrapped,
+)
 
 _UNITS_OF_TWO_LETTERS = {"mm", "cm", "dm", "km", "nm", "um", "ft", "in", "yd", "mi", "ha", "ml", "cl", "dl", "mg", "kg"}
 _UNITS_OF_TWO_LETTERS |= {"lb", "oz", "ms", "ns", "us", "hr", "am", "pm", "hz", "pa", "ma", "mv", "kv", "mw", "kw"}
@@ -24,6 +33,29 @@ _LETTER_OF_UNIT = rf"[msghdctVAKNJWLl{CJK}]"
 _SHORT_UNIT = re.compile(rf"{_LETTER_OF_UNIT}|min|sec")  # min and sec are also functions
 _UNITS_OF_PRODUCTS = set("msNJWVAK")  # of single letters. In 2 g t^2 they are variables.
 _LENGTHS = {"mm", "cm", "dm", "km", "nm", "um", "ft", "in", "yd", "mi", "px"}
+
+_NAMES = {
+    "m": "meter metre",
+    "cm": "centimeter centimetre",
+    "mm": "millimeter millimetre",
+    "km": "kilometer kilometre",
+    "g": "gram",
+    "kg": "kilogram",
+    "mg": "milligram",
+    "s": "sec second",
+    "min": "minute",
+    "h": "hr hour",
+    "L": "liter litre",
+    "mL": "milliliter millilitre",
+    "N": "newton",
+    "J": "joule",
+    "W": "watt",
+    "V": "volt",
+    "in": "inch inche",
+    "ft": "foot feet",
+    "mi": "mile",
+}
+_SYMBOLS = {name: symbol for symbol, names in _NAMES.items() for name in names.split()}  # in singular
 
 # A number that a unit may follow: 5, 3e8, 3 \times 10^8.
 _POWER_OF_TEN = r"(?:\\times|\\cdot|[*\u00d7\u22c5])10(?:\^|\*\*)(?:-?[0-9]{1,3}|\{-?[0-9]{1,3}\})"
@@ -47,7 +79,28 @@ _UNIT_WITH_POWER = re.compile(r"(?<=[0-9}]) ?([^\W\d_]{2,}) ?\^ ?\{?([0-9])\}?$"
 # does not end so would take 2^n steps.
 _WRAPPED_UNIT = re.compile(rf"(?>{WRAPPER}\{{[^{{}}]*\}}(?: ?{_EXPONENT})?(?: ?(?:/|\*|\\cdot))? ?)+$")
 _ENDS_AS_A_NUMBER = re.compile(r"(?:[0-9}\])°%]|\\pi)$")
+# What is no unit behind a number: 3 quarters, 5 or more, 2 squared, 4 is wrong.
+_NO_UNIT = re.compile(
+    r"\b(?:and|or|but|if|because|since|plus|minus|times|squared|cubed|factorial|more|less|fewer|least|most|mod(?:ulo)?"
+    r"|is|are|was|were|be|do|does|did|not?|never|wrong|half|halves|score|pairs?|percent"
+    r"|(?:third|quarter|fourth|fifth|sixth|seventh|eighth|ninth|tenth|hundredth|thousandth)s?)\b|n't",
+    re.IGNORECASE,
+)
+_MOST_WORDS = 4  # dollars for each day
+_SET_APART = re.compile(rf"\s|[{CJK}]")
+_LETTER = re.compile(r"[^\W\d_]")
 _NEGATIVE_POWER = re.compile(r"\s?([^\W\d_]+)\^-([0-9])")
+
+
+class Measure(NamedTuple):
+    """A value and the unit behind it.
+
+    Attributes:
+        unit: its name in one notation, see ``_name_of_unit``. Empty where nothing or something else follows the value.
+    """
+
+    value: str
+    unit: str = ""
 
 
 def is_unit(text: str) -> bool:
@@ -69,6 +122,8 @@ def are_one_unit(name: str, other: str) -> bool:
     Example:
         >>> are_one_unit("CM", "cm"), are_one_unit("mW", "MW"), are_one_unit("m", "M")
         (True, False, False)
+        >>> are_one_unit("clips", "clip"), are_one_unit("km/h", "kilometres/hour")
+        (True, True)
     """
     parts = re.split(r"([^\W\d_]+)", name)
     others = re.split(r"([^\W\d_]+)", other)
@@ -76,44 +131,83 @@ def are_one_unit(name: str, other: str) -> bool:
 
 
 def _are_one_word(word: str, other: str) -> bool:
+    word = _in_short(word)
+    other = _in_short(other)
     if word == other:
         return True
     have_case = len(word) == 1 or (word in _WITH_CASE and other in _WITH_CASE)
     return not have_case and word.casefold() == other.casefold()
 
 
-def split_units(text: str, other: str) -> tuple[tuple[str, str], tuple[str, str]]:
-    r"""``split_unit`` of two expressions that are compared.
+def _in_short(word: str) -> str:
+    """A word of a unit as its symbol, or without the s of a plural where it has none."""
+    singular = word[:-1] if len(word) > 2 and word.endswith("s") else word  # ms is a unit
+    return _SYMBOLS.get(singular.casefold(), singular)
 
-    Letters behind more than a plain number may be variables. They are a unit where the other expression has that unit.
+
+def split_units(gold: str, answer: str) -> tuple[Measure, Measure]:
+    r"""``split_unit`` of two expressions that are compared, which may help to read each other.
+
+    Letters behind more than a plain number may be variables. They are a unit where the other expression has that unit,
+    and none where the other one has them elsewhere. A unit that one of the two lacks is left out where it is surely
+    one.
 
     Example:
-        >>> split_units(r"\frac{3}{2} m", "1.5 m"), split_units(r"\frac{3}{2} m", r"\frac{m}{2}")
-        ((('\\frac{3}{2}', 'm'), ('1.5', 'm')), (('\\frac{3}{2} m', ''), ('\\frac{m}{2}', '')))
+        >>> [each.unit for each in split_units(r"\frac{3}{2} m", "1.5 m")]
+        ['m', 'm']
+        >>> [each.value for each in split_units(r"\frac{3}{2}mg", r"\frac{3mg}{2}")]
+        ['\\frac{3}{2}mg', '\\frac{3mg}{2}']
+        >>> [[each.unit for each in split_units(gold, "72")] for gold in ("72 clips", "72abc")]
+        [['', ''], ['abc', '']]
     """
-    found = split_unit(text)
-    other_found = split_unit(other)
-    if not found[1]:
-        found = _known_unit(text, other_found[1]) or found
-    elif not other_found[1]:
-        other_found = _known_unit(other, found[1]) or other_found
-    return found, other_found
+    golden = split_unit(gold)
+    answered = split_unit(answer)
+    if not golden.unit:
+        golden = _known_unit(gold, answered.unit) or golden
+    elif not answered.unit:
+        answered = _known_unit(answer, golden.unit) or answered
+    if are_one_unit(golden.unit, answered.unit):
+        return golden, answered
+    if _are_variables(gold, golden, answer) or _are_variables(answer, answered, gold):
+        return Measure(gold), Measure(answer)
+    if not answered.unit and _is_surely_a_unit(gold, golden):
+        return Measure(golden.value), answered
+    if not golden.unit and (_is_surely_a_unit(answer, answered) or is_unit(answered.unit)):
+        return golden, Measure(answered.value)
+    return golden, answered
 
 
-def _known_unit(text: str, unit: str) -> tuple[str, str] | None:
+def _known_unit(text: str, unit: str) -> Measure | None:
     """An expression and the letters behind it that are known to be a unit."""
     found = _EXPRESSION_AND_UNIT.fullmatch(unwrapped(text))
     if found is None or not are_one_unit(_name_of_unit(found[2]), unit):
         return None
-    return found[1], unit
+    return Measure(found[1], unit)
 
 
-def split_unit(text: str) -> tuple[str, str]:
-    r"""An expression and the name of the unit behind it, or an empty name where nothing or something else follows it.
+def _are_variables(text: str, measure: Measure, other: str) -> bool:
+    """Whether the letters that were taken for a unit are variables, as the other expression has them, too."""
+    if not measure.unit or _unit_in_latex(text) is not None:
+        return False
+    letters = set(_LETTER.findall(measure.unit))
+    return letters <= set(_LETTER.findall(COMMAND.sub(" ", WRAPPED_TEXT.sub(" ", other))))
+
+
+def _is_surely_a_unit(text: str, measure: Measure) -> bool:
+    """Whether what is behind a value is a unit and no variables, ``5 \\text{m}``, ``5 m``, and no part of a number."""
+    is_short = len(measure.unit.split()) <= _MOST_WORDS
+    if not is_short or _NO_UNIT.search(measure.unit) or only_number(f"1 {measure.unit}") != 1:  # 2 dozen
+        return False
+    behind = unwrapped(text).removeprefix(measure.value)
+    return _unit_in_latex(text) is not None or _SET_APART.match(behind) is not None
+
+
+def split_unit(text: str) -> Measure:
+    r"""An expression and the unit behind it.
 
     Example:
-        >>> split_unit("2.5 Cars"), split_unit(r"\frac{1}{2} \text{ m}^2"), split_unit("x + 1")
-        (('2.5', 'Cars'), ('\\frac{1}{2}', 'm^2'), ('x + 1', ''))
+        >>> split_unit("2.5 Cars"), split_unit(r"\frac{1}{2} \text{ m}^2"), split_unit("x + 1").unit
+        (Measure(value='2.5', unit='Cars'), Measure(value='\\frac{1}{2}', unit='m^2'), '')
     """
     found = _unit_in_latex(text)
     if found is not None:
@@ -123,10 +217,10 @@ def split_unit(text: str) -> tuple[str, str]:
         found = find(shown)
         if found is not None:
             return found
-    return text, ""
+    return Measure(text)
 
 
-def _unit_in_latex(text: str) -> tuple[str, str] | None:
+def _unit_in_latex(text: str) -> Measure | None:
     r"""That of ``5 \text{m}^2``."""
     shown = " ".join(text.replace("$", " ").split())
     found = _WRAPPED_UNIT.search(shown)
@@ -137,10 +231,10 @@ def _unit_in_latex(text: str) -> tuple[str, str] | None:
     is_named = _COMPOUND_UNIT.fullmatch(unit) is not None and (unit == "sec" or not FUNCTION.fullmatch(unit))
     if not (is_named and _ENDS_AS_A_NUMBER.search(number)):
         return None
-    return number, _name_of_unit(unit)
+    return Measure(number, _name_of_unit(unit))
 
 
-def _compound_unit(text: str) -> tuple[str, str] | None:
+def _compound_unit(text: str) -> Measure | None:
     """That of ``5 m/s`` and ``5 kg m^2``, behind a plain number alone: elsewhere letters may be variables."""
     found = _NUMBER_AND_UNIT.fullmatch(text)
     if found is None or not _is_number(found[1]):
@@ -150,36 +244,36 @@ def _compound_unit(text: str) -> tuple[str, str] | None:
     has_units = any(len(word) > 1 for word in words) or set(words) <= _UNITS_OF_PRODUCTS
     if "/" not in found[2] and not (is_product and has_units):
         return None
-    return found[1], _name_of_unit(found[2])
+    return Measure(found[1], _name_of_unit(found[2]))
 
 
-def _unit_with_power(text: str) -> tuple[str, str] | None:
+def _unit_with_power(text: str) -> Measure | None:
     """That of ``24 cm^2``. ``2mv^2`` is a product."""
     found = _UNIT_WITH_POWER.search(text)
     if found is None or FUNCTION.fullmatch(found[1]):
         return None
     if len(found[1]) == 2 and found[1].lower() not in _LENGTHS:
         return None
-    return text[: found.start()], f"{found[1]}^{found[2]}"
+    return Measure(text[: found.start()], f"{found[1]}^{found[2]}")
 
 
-def _short_unit(text: str) -> tuple[str, str] | None:
+def _short_unit(text: str) -> Measure | None:
     """That of ``5 m``, behind a plain number alone: in ``2 x m`` the letter may be a variable."""
     number, tail = _split_tail(text)
     unit = tail.strip()
     if not (_SHORT_UNIT.fullmatch(unit) and _is_number(number)):
         return None
-    return number, unit
+    return Measure(number, unit)
 
 
-def _unit_in_words(text: str) -> tuple[str, str] | None:
+def _unit_in_words(text: str) -> Measure | None:
     """That of ``2.5 cars``."""
     number, tail = _split_tail(text)
     unit = tail.strip(" .")
     shown = normalized(tail)
     if not number or not _UNIT_IN_WORDS.fullmatch(shown) or FUNCTION.search(shown) or _may_be_a_product(shown):
         return None
-    return number, _name_of_unit(unit)
+    return Measure(number, _name_of_unit(unit))
 
 
 def _is_number(text: str) -> bool:

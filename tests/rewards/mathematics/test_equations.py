@@ -48,6 +48,7 @@ from qwenvl.rewards.mathematics.comparing import compare_as_text
         (r"\vec{v} = \langle 3,-2\rangle", ["(3,-2)", r"\langle 3, -2 \rangle"], ["(-2,3)"]),
         (r"11,\! 111,\! 100", ["11111100"], ["11"]),
         ("x=1,y=2 or x=2,y=1", ["x=1, y=2 or x=2, y=1"], ["x=1,y=1 or x=2,y=2"]),
+        ("$x=1$, $y=2$, $x=2$, $y=1$", ["$x=1$, $y=2$, $x=2$, $y=1$"], ["$x=1$, $y=1$, $x=2$, $y=2$", "1, 2, 2, 1"]),
         ("x=1, 5, y=2", ["x=1, 5, y=2"], ["x=1, y=2", "1, 5, 2"]),
         ("x=2 or 3", ["3, 2", "x = 3, x = 2"], ["y = 3, y = 2", "2"]),
         ("(2,3)", ["2, 3"], [r"\{2,3\}", "3, 2", "[2,3]"]),
@@ -112,7 +113,7 @@ from qwenvl.rewards.mathematics.comparing import compare_as_text
         ("abc", ["a*b*c"], ["a*b*d"]),
         # worked solutions
         (r"Hence there are $\boxed{12}$ ways.", ["12", r"$\boxed{12}$ is the answer"], ["13"]),
-        (r"It is $\boxed{5}$ m.", ["5 m"], ["5", "5 s"]),
+        (r"It is $\boxed{5}$ m.", ["5 m", "5"], ["5 s"]),
         (r"So $x=\boxed{12}$ and $y=\boxed{13}$", ["12, 13", "y=13, x=12"], ["13, 12", "13"]),
         ("12", ["Answer: 12", "The answer is **12**.", "x = **12**", "__12__"], [r"\boxed{12}, 13"]),
     ],
