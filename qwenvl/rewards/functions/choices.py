@@ -20,13 +20,15 @@ _OPTIONS = "ABCDEFGH"
 _LAST_OPTION = _OPTIONS[-1]  # letters behind it begin names: "B. Carl and J. Smith"
 # "(A) left (C) up". Behind another notation, "B. screw (A)", brackets belong to a text.
 _IN_BRACKETS = re.compile(r"(?:(?<=\s)|^)[(\[]([A-Z])[)\]](?=\s|$)")
+_CHOICE = r"[(\[]?([A-H])[)\]]?(?!\w)"
 # In front of a choice, in words and in Chinese.
 _ANNOUNCED = r"\b(?i:answer|option|choice|antwort)s?(?: is| are| (?:should|would|must) be)?"
+_COLON = r"(?::?\s?\n\s{0,3}|:? ?)"  # perhaps with the letter on a line of its own behind it
 _ANNOUNCED_IN_CHINESE = "答案[是为為]?|选[择項项]?[是为為]?"
 # A small letter must end what is said: "the answer is a man" chooses nothing.
 _SAID = re.compile(
     # "Option A, not option B" chooses one.
-    rf"(?:(?<!\bnot ){_ANNOUNCED}|{_ANNOUNCED_IN_CHINESE}):? ?"
+    rf"(?:(?<!\bnot ){_ANNOUNCED}|{_ANNOUNCED_IN_CHINESE}){_COLON}"
     # "Answer: A man" chooses nothing either, and "the answer is A because" does.
     r"[(\[]?(?:([A-Z])\b(?!(?<=A) (?!(?:as|and|because|but|for|if|is|or|since|which|with)\b)[a-z])"
     # "Option B is wrong" chooses nothing.
@@ -35,9 +37,13 @@ _SAID = re.compile(
 )
 # "the answer is A or B": several letters, and not the first one.
 _SAID_SEVERAL = re.compile(
-    rf"(?:{_ANNOUNCED}|{_ANNOUNCED_IN_CHINESE}):? ?"
+    rf"(?:{_ANNOUNCED}|{_ANNOUNCED_IN_CHINESE}){_COLON}"
     # "I" before a word is no choice: "the answer is B, I am sure".
     r"([(\[]?[A-Z][)\]]?(?:\s{0,4}(?:,|/|&|、|和|,? ?\b(?:and|or)\b)\s{0,4}(?!I\s+[a-z])[(\[]?[A-Z]\b[)\]]?)+)"
+)
+# The last one of "Option A is wrong. The answer is B." decides.
+_ANSWER_IS = re.compile(
+    rf"(?i:\b(?<!\bnot )(?:the|my|final|correct|best) answer) (?:is|would be|should be){_COLON}{_CHOICE}"
 )
 # "D. A and B": a letter with the text of its option, and no list.
 _WITH_A_TEXT = re.compile(r"[(\[]?([A-Za-z])[).:\]][ \t]{1,8}(?!(?:and|or)\b)\w")
@@ -57,23 +63,33 @@ _QUOTED_LETTER = re.compile(r"(['\"])([A-Z])\1")
 # Of Markdown and LaTeX: **B**, $B$, \(B\), _B_, #### B, and the items of a list.
 _MARKUP = re.compile(r"[*`$]|\\[()\[\]]|^#+\s|^[-\u2022]\s+(?=[(\[]?[A-H]\b)", re.MULTILINE)
 _UNDERLINED = re.compile(r"(?<!\w)_([A-H])_(?!\w)")
-_BEFORE_IN_CHINESE = re.compile(r"\A我?(?:应该?)?(?:选[择項项]?|(?:正确)?(?:答案|选项))[是为為:]*\s*")
-# "Both A and C", "I choose B", "It's B."
+_BEFORE_IN_CHINESE = re.compile(
+    r"\A(?:故|所以|因此)?我?(?:应该?)?(?:选[择項项]?|\[?(?:正确)?(?:答案|选项)\]?)[是为為:]*\s*"
+)
+_BEHIND_IN_CHINESE = re.compile(r"(?<=[A-H)\]])(?:选?项(?:是?正确的?|对)?|是?正确的?|对)[\u3002.]?\Z")
+# "Both A and C", "I choose B", "It's B", "Therefore, B", "I think that it is B".
 _BEFORE = re.compile(
-    r"\A(?i:both|(?:I|we)(?:'d| would| will)? (?:choose|pick|select|say|go with)|it(?: is|'s))\s(?=[(\[]?[A-H]\b)"
+    r"\A(?i:(?:so|thus|hence|therefore),?\s)?"
+    r"(?i:both\s|(?:I|we)(?:'d| would| will)? (?:choose|pick|select|say|go with|think(?: that)?)\s"
+    r"|(?:the |my )?(?:letter|selected|selection)(?: is)?:?\s)?(?i:it(?: is|'s)\s)?(?=[(\[]?[A-H]\b)"
 )
 # "B is correct", "A and C are the right answers."
 _BEHIND = re.compile(
     r"(\b[A-H][)\]]?) (?:is|are|would be) (?:both |all )?(?:the )?(?:correct|right|best)"
     r"(?: answers?| options?| choices?| ones?)?[.!]?\Z"
 )
-_CHOICE = r"[(\[]?([A-H])[)\]]?(?!\w)"
 _OWN_LINE = re.compile(r"^[(\[]?[A-H][)\]]?[.:]?\s*$", re.MULTILINE)
 _OPTION = r"(?i:option|answer|choice)"
 _REJECTED = re.compile(
     rf"(?i:\b(?:not|than|except(?: for)?|eliminate|exclude|reject|rule out)|n't)\s(?i:the\s)?{_OPTION}\s{_CHOICE}"
     rf"|{_OPTION}\s{_CHOICE}\s(?i:can't|cannot|does(?:n't| not)|is(?:n't| not)|was(?:n't| not))\b"
+    # "B, not A", "not A but B", "B instead of A", and in Chinese.
+    rf"|(?:,\s?)?(?i:\bnot|\brather than|\binstead of)\s{_CHOICE}(?=[^\S\n]*(?:\Z|[.,;)\n]|but\b))"
+    rf"|[,\u3001]?不[选是]{_CHOICE}"
+    # "A is wrong, B is right"
+    rf"|(?<!{_OPTION} ){_CHOICE}\s(?:is|was)\s(?:wrong|incorrect|false)\b"
 )
+_BEHIND_A_REJECTED_ONE = re.compile(r"\A[\s,;.()]{0,8}(?:but|and)?[\s,;]{1,8}")
 # What follows gives reasons, and may name other options.
 _REASON = re.compile(r",?[^\S\n](?:because|since)\b[^\n]*", re.IGNORECASE)
 
@@ -84,6 +100,11 @@ _WITH_ITS_TEXT = (
     re.compile(r"([A-H])\s{1,4}\((?!(?:and|or)\b)[^()]{2,}\)\Z"),
     re.compile(rf"{_CHOICE},?\s{{1,4}}as\b(?! well)"),
     re.compile(r"[(\[]?([A-H])[)\].:](?=[^\W\d_]{2})(?!(?s:.){0,2000}(?<!\w)[A-H][)\].:])"),
+    # "B The man", "B, The man". "A Man" may be the text alone.
+    re.compile(
+        r"(?:([B-H]),? |A(?:, | (?=(?:The|An?|He|She|It|They|To|In|On|At|There|This|Because|Yes|No)\b)))"
+        r"(?=[A-Z][a-z]{1,20}\b)(?!(?s:.){0,2000}(?<!\w)[B-H](?!\w))"
+    ),
 )
 
 
@@ -92,7 +113,8 @@ def multiple_choice(completions: list[str], solution: list[str], **columns: Any)
 
     Several letters compare as sets. Read as letters: "B", "b", "(B)", "B. some text", "b) some text", "A, C", "A and
     C", "AC" (A to H, rising), "the answer is B", "I choose B", "B is correct", "B because it moves", and each of these
-    in quotes, in Markdown, "**B**", or in a LaTeX box, "\boxed{B}". Rejected options, "not option B", are not chosen.
+    in quotes, in Markdown, "**B**", or in a LaTeX box, "\boxed{B}". Of several "the answer is" the last one counts.
+    Rejected options, "not option B", are not chosen.
     """
     return alike(letters, completions, solution)
 
@@ -116,7 +138,7 @@ def _chosen(text: str) -> set[str]:
     for pattern in _WITH_ITS_TEXT:
         found = pattern.match(text)
         if found is not None:
-            return {found[1]}
+            return {found[1] or "A"}
     parts = [part for part in _SPLIT.split(text) if part]
     words = [part.strip(_AROUND_CHOICE) for part in parts if part not in ("and", "or")]
     are_marked = {part[-1] in ").:]" for part in parts}
@@ -160,10 +182,19 @@ def _cleaned(text: str) -> str:
     text = text.replace(")(", ") (")  # (A)(C)
     text = text.replace("):", ")")  # (B): cat
     text = _BEFORE_IN_CHINESE.sub("", text)
-    text = text.removesuffix("选项")
+    text = _BEHIND_IN_CHINESE.sub("", text)
     # Before "I choose" goes, so that "not option B" is still whole.
-    text = _REJECTED.sub("", text)
+    without = _REJECTED.sub("", text)
+    if without != text:
+        text = _BEHIND_A_REJECTED_ONE.sub("", without).rstrip(" ,;(")
     text = _BEFORE.sub("", text)
+    said_last = [found.start() for found in _ANSWER_IS.finditer(text)][-1:]
+    if said_last:
+        return text[said_last[0] :]
+    before, _, last_line = text.rpartition("\n")
+    is_last_alone = _OWN_LINE.fullmatch(last_line) is not None and not _OWN_LINE.search(before)
+    if is_last_alone and before and not _chosen(before):
+        return last_line
     first_line, _, behind = text.partition("\n")
     is_alone = re.fullmatch(rf"{_CHOICE}[.:]?\s*", first_line) is not None and not _OWN_LINE.search(behind)
     is_text_behind = re.match(r"\s*(?!(?:and|or|option|answer|choice)\b)[^\W\d_]{2}", behind) is not None

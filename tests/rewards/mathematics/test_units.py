@@ -7,7 +7,8 @@ import pytest
     ("solution", "right", "wrong"),
     [
         # one side may lack the unit
-        ("72", ["72 clips", "**72 clips**", r"\boxed{72 \text{ clips}}", "72个"], ["71 clips", "72 dozen", "72 million"]),
+        ("72", ["72 clips", "**72 clips**", r"\boxed{72 \text{ clips}}", "72个"], ["71 clips", "72 dozen"]),
+        ("3", ["3 clips"], ["3 million", "3k"]),
         ("18", ["18 dollars", "18 dollars per day", r"\$18", "18元"], ["18 or more", "18 halves", "18 is wrong"]),
         ("60", ["60 km/h", "60 cm²", r"60\text{ cm}^2", "60 mph", "60kg"], ["60 times", "60abc", "60x"]),
         (r"10\text{ cm}", ["10", "10.0 cm"], ["10 m", "1"]),
@@ -17,7 +18,7 @@ import pytest
         # letters that may be variables
         ("5m", ["5 m", "5m"], ["5"]),
         ("2abc", ["2acb", "2 a b c"], ["2", "2ab"]),
-        (r"\frac{3mg}{2}", [r"\frac{3}{2}mg", "3mg/2", "1.5 m g"], [r"\frac{3}{2}", r"\frac{3}{2}g", r"\frac{3}{2} kg"]),
+        (r"\frac{3mg}{2}", [r"\frac{3}{2}mg", "3mg/2", "1.5 m g"], [r"\frac{3}{2}", r"\frac{3}{2} kg"]),
         (r"\frac{3}{2}nRT", [r"\frac{3nRT}{2}", "3/2 nRT"], [r"\frac{3}{2}RT"]),
         (r"\frac{1}{6}abc", [r"\frac{abc}{6}", "abc/6"], [r"\frac{1}{6}ab", r"\frac16"]),
         (r"V = \frac{1}{6}abc", [r"V = \frac{abc}{6}"], [r"V = \frac{abc}{3}"]),
