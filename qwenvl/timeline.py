@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -80,7 +80,15 @@ _WORD_OR_NUMBER = re.compile(r"[^\W_]")
 _EMPTY_BRACKETS = re.compile(r"\(\s{0,4}\)|\[\s{0,4}\]|<\s{0,4}>|\u3010\s{0,4}\u3011")
 _AROUND_NAMES = " \t.,:|*\"'`=>-\u2010\u2011\u2012\u2013\u2014\u2022\u2192"
 _AROUND_NAMES += "\u3002\u2018\u2019\u201c\u201d\u201e\u3001"  # Chinese dots, and quotes as text programs make them
-_STEP_KEYS = ("step", "name", "label", "action")
+# Of JSON objects, as models name them.
+_START_KEYS = ("start", "start_time", "begin")
+_END_KEYS = ("end", "end_time")
+_SPAN_KEYS = ("timestamp", "timestamps", "segment", "span", "interval")  # [0.0, 3.5]
+_STEP_KEYS = ("step", "step_number", "name", "label", "action", "event", "description", "caption")
+# A table with columns for start and end, and two times in its cells.
+_HEADER_OF_TIMES = re.compile(r"\|\s{0,8}(?:start|begin|开始)[^|\n]{0,20}\|\s{0,8}(?:end|结束)", re.IGNORECASE)
+_CELL_WITH_A_TIME = r"\|\s{0,8}([0-9][0-9:.]{0,12})(?:\s?s)?\s{0,8}"
+_TIMES_IN_CELLS = re.compile(rf"{_CELL_WITH_A_TIME}{_CELL_WITH_A_TIME}(?=\||$)", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -113,7 +121,8 @@ def timeline_in(text: str, listed: Mapping[str, int] | None = None) -> list[Time
     """The spans of a text, ordered by start. What cannot be read as a span is none.
 
     An entry is a line, or what is between semicolons, with one range of times and a number or a name. An entry with
-    several ranges is divided at its commas. A text with JSON objects is read by these alone.
+    several ranges is divided at its commas. A text with JSON objects is read by these alone. A table may have start and
+    end in two columns that are headed so.
 
     Args:
         text: an answer, or what a solution says.
@@ -271,6 +280,8 @@ def _readings(text: str, listed: Mapping[str, int]) -> list[tuple[str, TimedStep
     objects = _FLAT_OBJECT.findall(text)
     if objects:
         return [(each, _from_object(each, listed)) for each in objects]
+    if _HEADER_OF_TIMES.search(text):
+        text = _TIMES_IN_CELLS.sub(r"| \1-\2 ", text)
     return [(each, _from_entry(each, listed)) for each in _entries(_with_numbers(text, listed))]
 
 
@@ -345,15 +356,45 @@ def _ends_with_another_unit(before: str) -> bool:
 
 
 def _from_object(text: str, listed: Mapping[str, int]) -> TimedStep | None:
-    """The span of a JSON object with ``start``, ``end`` and ``step``."""
+    """The span of a JSON object with times and a step, ``{"start": 0.0, "end": 3.5, "step": 2}``."""
     try:
         row = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    # Any of the keys may hold the number, the name or both.
-    texts = [_step_text(row[key]) for key in _STEP_KEYS if key in row]
-    number, name = named_step(" ".join(texts), listed)
-    return _span(seconds_of(row.get("start")), seconds_of(row.get("end")), number, name)
+    start, end = _times_of_object(row)
+    number, name = _step_of_object(row, listed)
+    return _span(start, end, number, name)
+
+
+def _times_of_object(row: Mapping[str, Any]) -> tuple[float | None, float | None]:
+    """Start and end in seconds, each None where the object has none or it is no time."""
+    pair = _first_of(row, _SPAN_KEYS)
+    if isinstance(pair, list) and len(pair) == 2:
+        return seconds_of(pair[0]), seconds_of(pair[1])
+    return seconds_of(_first_of(row, _START_KEYS)), seconds_of(_first_of(row, _END_KEYS))
+
+
+def _step_of_object(row: Mapping[str, Any], listed: Mapping[str, int]) -> tuple[int | None, str]:
+    """The number and the name of a step, any of whose keys may hold either. Neither where the keys have two numbers."""
+    numbers = set()
+    names = []
+    for key in _STEP_KEYS:
+        text = _step_text(row.get(key))
+        plain = plain_name(text)
+        number, name = (None, plain) if plain in listed else named_step(text, {})
+        if number is not None:
+            numbers.add(number)
+        if name:
+            names.append(name)
+    name = names[0] if names else ""
+    if len(numbers) > 1:
+        return None, ""
+    return (numbers.pop() if numbers else listed.get(name)), name
+
+
+def _first_of(row: Mapping[str, Any], keys: Sequence[str]) -> Any:
+    """The value of the first of several keys that an object has. None: it has none of them."""
+    return next((row[key] for key in keys if key in row), None)
 
 
 def _step_text(value: Any) -> str:

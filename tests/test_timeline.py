@@ -6,6 +6,8 @@ from qwenvl.rewards.functions.text import normalized, unified
 from qwenvl.timeline import TimedStep, merged, named_step, seconds_of, timeline_in, written_timeline
 
 FAN = [(0.0, 3.5, 2, "insert the fan")]
+TIMES_IN_JSON = ('"start_time": 0.0, "end_time": "3.5 s"', '"timestamp": [0, 3.5]', '"segment": ["0:00", "0:03.5"]')
+STEPS_IN_JSON = ('"step_number": 2, "description": "Insert the fan"', '"event": "(2) insert the fan"')
 READ = [
     ("0.0-3.5 (2) insert the fan", FAN),
     ("0 - 3.5 s: (2) Insert  the fan.", FAN),
@@ -39,6 +41,12 @@ READ = [
     ("0-3 2.5 mm screw", [(0.0, 3.0, None, "2.5 mm screw")]),
     ('```json\n[{"step": 2, "start": 3, "end": 7}]\n```', [(3.0, 7.0, 2, "")]),
     ('{"timeline": [{"step": "(2) fan", "start": "0:03", "end": "7 s"}]}', [(3.0, 7.0, 2, "fan")]),
+    *((f'[{{{times}, "label": "(2) insert the fan"}}]', FAN) for times in TIMES_IN_JSON),
+    *((f'{{"start": 0, "end": 3.5, {step}}}', FAN) for step in STEPS_IN_JSON),
+    ('{"step": 1, "event": "2", "start": 0, "end": 3.5}', []),
+    ("| Start | End | Step |\n|---|---|---|\n| 0.0 | 3.5 s | (2) insert the fan |", FAN),
+    ("| Step | Start (s) | End (s) |\n|---|---|---|\n| (2) insert the fan | 0:00 | 0:03.5 |", FAN),
+    ("| Step | Time |\n| (2) insert the fan | 0.0 | 3.5 |", []),
     ('{"step": 3, "label": "Fan", "start": 1, "end": 2}\n5-6 (1)', [(1.0, 2.0, 3, "fan")]),  # objects alone count
 ]
 

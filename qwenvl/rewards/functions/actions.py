@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 from qwenvl.files import require
-from qwenvl.rewards.functions.text import normalized, pairs, solution_of, unified, unreadable
+from qwenvl.rewards.functions.text import normalized, pairs, solution_of, unified, unmarked, unreadable
 
 _NUMBER = re.compile(r"\(\s*([0-9]{1,9})\s*\)")
 _SEPARATOR = re.compile(r"[,;\n]")
@@ -58,13 +58,13 @@ def action_numbers(text: str) -> list[int]:
 def action_phrases(text: str) -> list[str]:
     """The phrases between commas, semicolons and new lines, normalized (see ``text.normalized``).
 
-    Without the dashes, stars and bullets that the items of a list begin with.
+    Without the dashes, stars and bullets that the items of a list begin with, Markdown, and boxes of LaTeX.
 
     Example:
         >>> action_phrases("Insert the  fan, fasten the screw."), action_phrases("- insert\\n- fasten")
         (['insert the fan', 'fasten the screw'], ['insert', 'fasten'])
     """
-    phrases = (normalized(_ITEM.sub("", part)) for part in _SEPARATOR.split(text))
+    phrases = (normalized(unmarked(_ITEM.sub("", part))) for part in _SEPARATOR.split(unmarked(text)))
     return [phrase for phrase in phrases if phrase]
 
 

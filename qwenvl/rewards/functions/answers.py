@@ -15,7 +15,7 @@ from typing import Any
 
 from qwenvl.characters import CJK
 from qwenvl.files import require
-from qwenvl.rewards.functions.text import alike, answer_of, normalized, pairs, unreadable
+from qwenvl.rewards.functions.text import alike, answer_of, normalized, pairs, unmarked, unreadable
 
 _YES_NO = re.compile(r"\b(?:yes|no)\b")
 _NEITHER = re.compile(r"^(?:yes|no)\s?(?:/|\bor\b)\s?(?:yes|no)\b|\bnot (?:yes|no)\b")
@@ -32,9 +32,10 @@ _WORD = re.compile(rf"[{CJK}]|[^\W_{CJK}](?:[^\W_{CJK}]|[{_MARKS}])*")
 def exact_match(completions: list[str], solution: list[str], **columns: Any) -> list[float]:
     """1 if answer and solution are the same text, else 0.
 
-    Case, runs of white space, outer dots and quotes, and full-width forms of characters do not matter.
+    Case, runs of white space, outer dots and quotes, and full-width forms of characters do not matter, nor do Markdown,
+    "**dog**", and a box of LaTeX.
     """
-    return alike(normalized, completions, solution)
+    return alike(lambda text: normalized(unmarked(text)), completions, solution)
 
 
 def yes_no(completions: list[str], solution: list[str], **columns: Any) -> list[float]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from qwenvl.characters import CJK
-from qwenvl.rewards.functions.text import alike, solution_of, unreadable
+from qwenvl.rewards.functions.text import alike, solution_of, unreadable, unwrapped
 
 _SPLIT = re.compile(r"[\s,;/&+\u3001和与或及]+")
 _RUN = re.compile(r"[A-H]{2,8}")
@@ -51,9 +51,6 @@ _WITH_A_TEXT = re.compile(r"[(\[]?([A-Za-z])[).:\]][ \t]{1,8}(?!(?:and|or)\b)\w"
 _LONE_MARK = re.compile(r"(?<![\w(\[])([A-H])[).:\]](?=\s{1,9}\S)|[,;]\s{0,4}([A-H])[).:\]]\s{0,4}\Z")
 # A solution that accepts several letters, and not all of them together: "B or C".
 _OR_ANOTHER = re.compile(r"(?<!\w)[A-Z][)\]]?,? or [(\[]?[A-Z](?!\w)")
-# A wrapper of LaTeX without another one in it: what \boxed{\text{B}} says is found from the inside out.
-_BOXED = re.compile(r"\\(?:boxed|fbox|text|textbf|mathrm|mathbf|mbox)\s{0,4}\{([^{}]*)\}")
-_MOST_BOXES = 3
 _AROUND_CHOICE = "()[]{}.:\u3002\u3001"
 
 # What a text is cleaned of, in this order.
@@ -168,9 +165,7 @@ def _chosen(text: str) -> set[str]:
 
 def _cleaned(text: str) -> str:
     """A text without boxes, markup, quotes, and rejected options. Of a letter on its own line that line."""
-    for _ in range(_MOST_BOXES):
-        text = _BOXED.sub(r"\1", text)
-    text = text.translate(_QUOTES_AND_BRACKETS).strip()
+    text = unwrapped(text).translate(_QUOTES_AND_BRACKETS).strip()
     found = _OBJECT.fullmatch(text)
     if found is not None:
         text = found[1].strip()

@@ -1,11 +1,12 @@
 """Prepares the text of a model for those who read it: finds tagged blocks and unifies characters, in linear time.
 
-No regular expressions with dots that match newlines are used. On unclosed or repeated tags they take quadratic time,
-and a policy writes such text early in training.
+Blocks are found without regular expressions: with dots that match newlines they take quadratic time on unclosed or
+repeated tags, and a policy writes such text early in training.
 """
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
@@ -17,6 +18,12 @@ TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 ANSWER_LIMIT = 10_000  # characters; no answer is that long, and reading one of a megabyte takes time
 LONGEST_RUN_OF_MARKS = 30
 _AROUND_TEXTS = " .\"'\u2018\u2019\u201c\u201d\u3002"  # dots and quotes, typographic ones too
+# A command of LaTeX around a text without another one in it: what \boxed{\text{B}} says is found from the inside out.
+_WRAPPED = re.compile(r"\\(?:boxed|fbox|text|textrm|textbf|textit|mathrm|mathbf|mbox)\s{0,4}\{([^{}]*)\}")
+_MOST_WRAPPERS = 3
+_FENCED = re.compile(r"\s{0,9}```[a-z]{0,20}[^\S\n]{0,9}\n([^`]*)```\s{0,9}")
+_EMPHASIZED = re.compile(r"(?<![\w*])(\*{1,3}|`)(?!\s)([^*`\n]+)(?<!\s)\1(?![\w*])")
+_IN_DOLLARS = re.compile(r"\${1,2}([^$]*)\${1,2}")
 GRAPHEME_JOINER = "\u034f"  # an invisible character that marks on both sides of it are not ordered across
 
 
@@ -169,6 +176,33 @@ def unified(text: str) -> str:
             marks = 1
         characters.append(character)
     return unicodedata.normalize("NFC", "".join(characters))
+
+
+def unwrapped(text: str) -> str:
+    r"""A text without the boxes and the text commands of LaTeX around parts of it, three in each other at most.
+
+    Example:
+        >>> unwrapped(r"\boxed{\text{(B)}}"), unwrapped(r"\boxed{B")
+        ('(B)', '\\boxed{B')
+    """
+    for _ in range(_MOST_WRAPPERS):
+        text = _WRAPPED.sub(r"\1", text)
+    return text
+
+
+def unmarked(text: str) -> str:
+    r"""A text without what shows it otherwise: code fences, Markdown's stars and backticks, boxes of LaTeX.
+
+    Example:
+        >>> unmarked("**open door**, **close door**"), unmarked(r"$\boxed{7}$"), unmarked("2*3*4")
+        ('open door, close door', '7', '2*3*4')
+    """
+    fenced = _FENCED.fullmatch(text)
+    if fenced is not None:
+        text = fenced[1]
+    text = _EMPHASIZED.sub(r"\2", unwrapped(text)).strip()
+    in_dollars = _IN_DOLLARS.fullmatch(text)
+    return text if in_dollars is None else in_dollars[1]
 
 
 def normalized(text: str) -> str:

@@ -384,7 +384,7 @@ READINGS = [
     *((letters, text, set()) for text in ("A Man", "A Man Called Otto", "I think so", "So A man walks")),
     (letters, "A\n\nThe man\n\nB", set()),
     *((letters, text, {"B"}) for text in ("I think it's B", "Therefore, B", "The letter is B", "Selected: B")),
-    *((letters, text, {"B"}) for text in ("Option A fits. Wait. The answer is B.", "The answer is A. No: the answer is B")),
+    *((letters, text, {"B"}) for text in ("Option A. No, the answer is B.", "The answer is A. No: the answer is B")),
     *((letters, text, {"B"}) for text in ("B, not A", "B (not A)", "B rather than A", "Not A but B")),
     (letters, "A is wrong, B is right", {"B"}),
     *((letters, text, {"B"}) for text in ("【答案】B", "B正确", "选项B正确", "B项", "故选B", "选B不选A")),
