@@ -25,16 +25,17 @@ class MathReward:
 
     The answer block of the completion, the first behind its thinking, is compared with the answer block of the
     solution, or with all of it where it has no block: of a worked solution with its last box, or what is behind ####,
-    as in GSM8K. Markdown, a box, "the answer is" or an equals sign in front and a dot at the end do not matter.
+    as in GSM8K. Of an answer without a box what the last "the answer is" says counts, or the end of "the value of x is
+    10". Markdown, an equals sign in front and a dot at the end do not matter.
 
     Texts that are equal once normalized are equal, but mathematics whose letters differ in case alone is not. Words,
     single letters and what holds a colon compare as text ("A", "yes", "12:30"), and so do numbers with a base (17_8),
     derivatives, dots and remainders.
 
     Other pairs are parsed as LaTeX and verified by math-verify, gold first: 1/2 is 0.5, and the square root of 8 is
-    twice that of 2. Plain writing such as ``ln(2)``, ``x**2``, ``sqrt(x + 1)``, ``3 x 10^8`` and ``1/2 x`` (half of x;
-    ``1/2x`` may be 1/(2x), and ``x/2y`` is x/(2y)) and signs that Unicode has (x², ½, √2, π, ≤, 90°) are read as their
-    LaTeX. A lone i is the imaginary unit.
+    twice that of 2. Plain writing such as ``ln(2)``, ``x**2``, ``sqrt(x + 1)``, ``3 x 10^8`` and ``1/2 x`` (half of x)
+    and signs that Unicode has (x², ½, √2, π, ≤, 90°) are read as their LaTeX. ``1/2x`` may be half of x or 1/(2x),
+    ``sin x/2`` half of sin(x) or sin(x/2), and ``x/2y`` is x/(2y). A lone i is the imaginary unit.
 
     "2 or 3" is "3, 2", and "x = 2, y = 3" is "(2, 3)" alone. "x = 3" is 3, "m + n = 11" is 11, and "4x = 12" is no
     value. Units behind the values must be the same, and are not converted. One side may lack its unit, or its sign %, °

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from qwenvl.rewards.mathematics.expressions import COMMAND, SUBSCRIPT, closing_brackets, improper
+from qwenvl.rewards.mathematics.expressions import COMMAND, GREEK_NAME, SUBSCRIPT, closing_brackets, improper
 
 DERIVATIVE = re.compile(r"\\frac\s?\{d[^\W\d_]{0,2}\}\s?\{d[^\W\d_]\}")
 
@@ -22,11 +22,7 @@ _ENVIRONMENT = re.compile(r"\\begin\{.{0,500}?\\end\{[a-z*]{1,12}\}", re.DOTALL)
 _BRACKETS = re.compile(r"[(\[{][^()\[\]{}]*[)\]}]")
 _SET = re.compile(r"\\?\{|\\left\s?\\\{")
 
-_GREEK = re.compile(
-    r"\\(?:var)?(?:alpha|beta|gamma|delta|epsilon|zeta|eta|theta|iota|kappa|lambda|mu|nu|xi|rho|sigma|tau|upsilon|phi"
-    r"|chi|psi|omega|angle)(?![a-z])",
-    re.IGNORECASE,
-)
+_GREEK = re.compile(GREEK_NAME, re.IGNORECASE)
 _LETTER = re.compile(r"[^\W\d_]")
 _BINDS_A_LETTER = re.compile(r"\\(?:sum|prod|int|lim)(?![a-zA-Z])")
 

@@ -9,6 +9,10 @@ from qwenvl.rewards.functions.text import normalized
 
 FUNCTION_NAMES = "(?:arc)?(?:sin|cos|tan|cot|sec|csc)|(?:sin|cos|tan)h|log|ln|exp|pi"
 FUNCTION = re.compile(rf"(?<![^\W\d_])(?:{FUNCTION_NAMES}|sqrt|lim|max|min|mod)(?![^\W\d_])")
+GREEK_NAME = (
+    r"\\(?:var)?(?:alpha|beta|gamma|delta|epsilon|zeta|eta|theta|iota|kappa|lambda|mu|nu|xi|rho|sigma|tau|upsilon|phi"
+    r"|chi|psi|omega|angle)(?![a-z])"
+)
 PLAIN_NUMBER = re.compile(r"[-+]?[0-9]{1,30}(?:\.[0-9]{1,30})?(?:e[-+]?[0-9]{1,2}|/[0-9]{1,30})?")
 # 3 \times 10^8
 _TIMES_TEN = re.compile(r"(?:\\times|\\cdot|\*)10(?:\^|\*\*)(?:\{(-?[0-9]{1,2})\}|(-?[0-9]{1,2}))\Z")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import unicodedata
 
-from qwenvl.rewards.mathematics.expressions import FUNCTION_NAMES, WRAPPER, closing_brackets
+from qwenvl.rewards.mathematics.expressions import FUNCTION_NAMES, GREEK_NAME, WRAPPER, closing_brackets
 
 # ---- spellings of LaTeX, and plain writing
 
@@ -205,19 +205,34 @@ _DEGREES_OF_FUNCTION = re.compile(
 _POWER_IN_BRACKETS = re.compile(r"\^\(([^()]*)\)")
 _SIGNED_POWER = re.compile(r"\^(-(?:[0-9]+|[A-Za-z]))")
 _BARE_NAME = re.compile(rf"(?<![\\A-Za-z])({FUNCTION_NAMES})(?![A-Za-z])")
-_FUNCTION_OVER = re.compile(rf"\\({FUNCTION_NAMES})\s{{1,4}}([0-9]{{1,9}}|[0-9]{{0,9}}[A-Za-z])\s{{1,4}}/")
+# \sin 2\theta, \log_2 8: a function and an argument that has no brackets.
+_FUNCTION_OF = (
+    rf"\\((?!pi)(?:{FUNCTION_NAMES}))(\^\{{?[0-9]\}}?|_\{{?[0-9a-z]{{1,3}}\}}?)?"
+    rf"(?:\s{{1,4}}|(?=\\|[0-9]))([0-9]{{0,9}}\s?(?:[A-Za-z](?![A-Za-z(])|{GREEK_NAME})(?:_\{{?\w{{1,3}}\}}?)?|[0-9]{{1,9}})"
+)
+_FUNCTION_OVER = re.compile(rf"{_FUNCTION_OF}\s{{1,4}}/")
+_FUNCTION_OVER_JOINED = re.compile(rf"{_FUNCTION_OF}/")
+_FUNCTION_OVER_ANY = re.compile(rf"{_FUNCTION_OF}\s{{0,4}}/")
+_FUNCTION_TIMES = re.compile(rf"{_FUNCTION_OF}\s{{0,4}}(?=\\cdot|\\times|\*(?!\*))")
 
 
-def has_joined_factor(text: str) -> bool:
-    """Whether a text is like 1/2x, which is half of x or 1/(2x)."""
-    return any(not found[3] for found in _FRACTION_OF_NUMBERS.finditer(text))
+# 5(2) and \pi(3)^2, which would be functions, but no base: \log_2(8).
+_TIMES_IN_BRACKETS = re.compile(
+    r"((?<![\w^.])[0-9]{1,30}(?:\.[0-9]{1,30})?|\)|\\pi|\\frac\{[^{}]{1,60}\}\{[^{}]{1,60}\})\s?(?=\([-+]?[0-9.]{1,30}\))"
+)
+
+
+def has_two_readings(text: str) -> bool:
+    """Whether a text is like 1/2x, which is half of x or 1/(2x), or like sin x/2, which is sin(x)/2 or sin(x/2)."""
+    has_joined_factor = any(not found[3] for found in _FRACTION_OF_NUMBERS.finditer(text))
+    return has_joined_factor or _FUNCTION_OVER_JOINED.search(_BARE_NAME.sub(r"\\\1 ", text)) is not None
 
 
 def grouped(text: str, *, joined_below: bool = False) -> str:
     r"""An expression with that in groups which LaTeX would part or join.
 
     Args:
-        joined_below: 1/2x is 1/(2x). Else it is half of x.
+        joined_below: 1/2x is 1/(2x), and sin x/2 is sin(x/2). Else they are half of x and half of sin(x).
 
     Example:
         >>> [grouped(text) for text in ("3e5", "1/2 x", "10^-3", "2pi", "x**(n+1)", "ln 2 / 3")]
@@ -232,4 +247,6 @@ def grouped(text: str, *, joined_below: bool = False) -> str:
     text = text.replace("&", " & ")  # of matrices
     text = _BARE_NAME.sub(r"\\\1 ", text)  # no product of letters
     text = _DEGREES_OF_FUNCTION.sub(r"\1(\\frac{\2\\pi}{180})", text)
-    return _FUNCTION_OVER.sub(r"\\\1 (\2) /", text)  # not ln(2/3)
+    text = _TIMES_IN_BRACKETS.sub(r"\1 \\cdot ", text)
+    text = _FUNCTION_TIMES.sub(r"\\\1\2 (\3) ", text)  # not sin(x * y)
+    return (_FUNCTION_OVER if joined_below else _FUNCTION_OVER_ANY).sub(r"\\\1\2 (\3) /", text)  # not ln(2/3)

@@ -7,18 +7,30 @@ from collections.abc import Sequence
 
 from qwenvl.rewards.mathematics.expressions import FUNCTION_NAMES, WRAPPED_TEXT, closing_brackets, has_words
 from qwenvl.rewards.mathematics.notation import in_latex
-from qwenvl.rewards.mathematics.units import is_unit
+from qwenvl.rewards.mathematics.units import is_unit, split_unit
 
 # What stands around an expression: Markdown, an equals sign in front of it, and a dot, perhaps within the dollar signs.
-_MARKDOWN = re.compile(r"(?<![\w)\]}*])(\*\*|__|[*`])(?!\s)([^*`_\n]+)(?<!\s)\1(?![\w(*])")
+_MARKDOWN = re.compile(
+    r"(?<![\w)\]}*])(?:(\*{1,3}|`)(?!\s)(?P<text>[^*`\n]+)(?<!\s)\1|__(?!\s)(?P<underlined>[^_\n]+)(?<!\s)__)(?![\w(*])"
+)
+# "So the final answer is", in a text or in front of it, and in Chinese.
 _ANNOUNCED = re.compile(
-    r"\s*(?:(?:so|thus|hence|therefore),?\s)?(?:(?:the|my)\s)?(?:final\s|correct\s)?"
-    r"(?:answer|result)(?:\s?[:=]|\s(?:is|are):?)\s",
+    r"(?:\A|(?<=[\n.!?,;:\u3002])|\b(?:so|thus|hence|therefore)\b)[\s,$]{0,4}"
+    r"(?:(?:the|my)\s)?(?:final\s|correct\s)?(?:answer|result)"
+    r"(?:\s?[:=]|\s(?:is|are)(?:\s(?:about|approximately))?:?(?!\s(?:not|to|that)\b))\s(?:option\s(?=[A-H]\b))?"
+    r"|\Aoption\s(?=[A-H]\b)"
+    r"|(?:答案|结果)[是为為:=]{1,2}\s{0,4}|(?:\A|(?<=[\n\u3002]))答:",
     re.IGNORECASE,
 )
+# "The value of x is 10", but not "x is 10, y is 5" and "if x is 10".
+_IS = re.compile(r"\s(?:is|are|equals)\s(?:about\s|approximately\s)?", re.IGNORECASE)
+_NO_STATEMENT = re.compile(r"\b(?:not|no|never|if|unless|whether|cannot|or)\b|n't", re.IGNORECASE)
 _EQUALS = re.compile(r"^[\s$]*(?:=|\u2248|\\approx(?![a-z]))")
 _FINAL_DOT = re.compile(r"(?<=[^.\s])\s{0,4}[.\u3002](?=[\s$]{0,8}$)")
 _BOX = re.compile(r"\\(?:boxed|fbox)\s{0,4}\{")
+_BARE_BOX = re.compile(r"\\boxed\s{1,4}([0-9]{1,30}|[A-Za-z])(?![\w.])")
+_BETWEEN_STEPS = re.compile(r"[,;\n\u2192\u21d2\u2234]|\\\\|\\(?:Rightarrow|implies|therefore)(?![a-zA-Z])")
+_EQUALS_SIGN = re.compile(r"(?<![<>!:])=")
 _BRACE = re.compile(r"\\?[{}]")  # one behind a backslash is that of a set
 _NEXT_SENTENCE = re.compile(r"[\s$]*(?:[.,;:!]$|[.;:!]\s|,\s+[^\W\d_]{2})")  # behind a box
 _BETWEEN_BOXES = re.compile(r"[\s$,;]{0,8}(?:and|or)?[\s$,;]{0,8}(?:[^\W\d_]\s?=)?\s{0,4}")
@@ -36,7 +48,7 @@ _RESULT = "####"  # in front of the result of a worked solution, as in GSM8K
 _AND_OR = re.compile(
     r"(?:(?<=[0-9)}\]$%])|(?<=[^A-Za-z][A-Za-z])|(?<=^[A-Za-z])|(?<=\\pi)|(?<=\\circ)|(?<=[0-9] [a-z]{2}))"
     r"\s{0,4},?\s{0,4}(?:\\text\s?\{\s{0,4}(?:and|or)\s{0,4}\}\s{0,4}|(?<=[\s,$])(?:and|or)\s{1,4})"
-    r"(?=[-+$0-9\\(\[{.]|[^\W\d_](?:_\{?\w{1,3}\}?)?\s{0,4}[-+*/^=])"
+    r"(?=[-+$0-9\\(\[{.]|[^\W\d_](?:_\{?\w{1,3}\}?)?\s{0,4}(?:[-+*/^=<>]|\\(?:le|ge)(?![a-z])))"
 )
 _INEQUALITY = re.compile(r"[<>]|\\(?:le|ge|ne)(?![a-zA-Z])")
 
@@ -54,7 +66,7 @@ def unboxed(text: str) -> str:
     if len(boxes) != 1:
         return _without_boxes(text, boxes)
     [(start, inside, end)] = boxes
-    before = text[:start]
+    before = _last_step(text[:start])
     behind = text[end:]
     if _NOT.search(before) or _REJECTED.match(behind):
         return text
@@ -69,6 +81,16 @@ def unboxed(text: str) -> str:
     # Of "$\\boxed{5}$ m" the dollar sign in front is gone with the box.
     has_half_a_pair = result.replace(r"\$", "").count("$") % 2
     return result.replace("$", "") if has_half_a_pair else result
+
+
+def _last_step(before: str) -> str:
+    r"""What belongs to a box of the text in front of it: of ``2x = 24, x = \boxed{12}`` the part behind the comma."""
+    for sign in reversed(list(_BETWEEN_STEPS.finditer(before))):
+        earlier = before[: sign.start()]
+        is_in_brackets = earlier.count("(") > earlier.count(")")
+        if not is_in_brackets:
+            return before[sign.end() :] if _EQUALS_SIGN.search(earlier) else before
+    return before
 
 
 def _without_boxes(text: str, boxes: Sequence[tuple[int, str, int]]) -> str:
@@ -105,6 +127,7 @@ def result_of(solution: str) -> str:
         >>> result_of(r"The roots are $\boxed{1}$ and $\boxed{2}$.")
         '\\boxed{1}$ and $\\boxed{2}'
     """
+    solution = _BARE_BOX.sub(r"\\boxed{\1}", solution)
     _, mark, behind = solution.rpartition(_RESULT)
     if mark:
         return behind.strip()
@@ -120,6 +143,28 @@ def result_of(solution: str) -> str:
     return solution
 
 
+def _stated(text: str) -> str:
+    """What a text states: the line behind the last "the answer is", ####, or the end of "The value of x is 10"."""
+    _, _, text = text.rpartition(_RESULT)
+    announced = list(_ANNOUNCED.finditer(text))
+    if _BOX.search(text):
+        # What is in the box counts, wherever it is.
+        return text[announced[0].end() :] if announced and announced[0].start() == 0 else text
+    if announced:
+        lines = text[announced[-1].end() :].strip().splitlines()
+        return lines[0] if lines else text
+    first_line, *others = text.strip().splitlines() or [""]
+    explained = [line for line in others if line.strip()]
+    if explained and all(map(has_words, explained)) and not has_words(split_unit(first_line).value):
+        return first_line
+    statements = list(_IS.finditer(text))
+    if len(statements) != 1 or _NO_STATEMENT.search(text):
+        return text
+    subject = text[: statements[0].start()]
+    value = _AND_OR.sub(", ", _FINAL_DOT.sub("", text[statements[0].end() :]))
+    return value if has_words(subject) and not has_words(split_unit(value).value) else text
+
+
 def expression_in(text: str, *, has_thousands: bool = True) -> str:
     r"""The expression that an answer writes, in LaTeX: without Markdown, box, equals sign in front, and final dot.
 
@@ -129,11 +174,9 @@ def expression_in(text: str, *, has_thousands: bool = True) -> str:
         >>> [expression_in(text) for text in ("**½**", r"$\frac{1}{2}$.", "= 3", r"\boxed{\text{yes}}", "2 or 3")]
         ['1/2', '$\\frac{1}{2}$', '3', 'yes', '2, 3']
     """
-    text = _MARKDOWN.sub(r"\2", text)
-    announced = _ANNOUNCED.match(text)
-    if announced is not None:
-        text = text[announced.end() :]
-    text = in_latex(unboxed(text), has_thousands=has_thousands)
+    text = _BARE_BOX.sub(r"\\boxed{\1}", text)
+    text = _MARKDOWN.sub(lambda found: found["text"] or found["underlined"], text)
+    text = in_latex(unboxed(_stated(text)), has_thousands=has_thousands)
     *_, implied = _IMPLIES.split(text)
     if "=" in implied:
         text = implied
@@ -145,5 +188,7 @@ def expression_in(text: str, *, has_thousands: bool = True) -> str:
     wrapped = WRAPPED_TEXT.fullmatch(text.strip("$"))
     if wrapped is not None:
         return wrapped[1]
+    if not _INEQUALITY.search(text):
+        return _AND_OR.sub(", ", text)
     # x < 2 or x > 5 is not x < 2 and x > 5
-    return text if _INEQUALITY.search(text) else _AND_OR.sub(", ", text)
+    return _AND_OR.sub(lambda found: r" \lor " if "or" in found[0] else r" \land ", text)

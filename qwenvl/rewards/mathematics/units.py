@@ -87,6 +87,7 @@ _NO_UNIT = re.compile(
     re.IGNORECASE,
 )
 _MOST_WORDS = 4  # dollars for each day
+_THIN_SPACE = re.compile(r"\\[,;: ]")
 _SET_APART = re.compile(rf"\s|[{CJK}]")
 _LETTER = re.compile(r"[^\W\d_]")
 _NEGATIVE_POWER = re.compile(r"\s?([^\W\d_]+)\^-([0-9])")
@@ -110,7 +111,7 @@ def is_unit(text: str) -> bool:
         >>> [is_unit(text) for text in ("cm^2", "ways", "m/s.")]
         [True, False, True]
     """
-    shown = unwrapped(text).replace(" ^", "^").rstrip(".")
+    shown = unwrapped(_THIN_SPACE.sub(" ", text)).replace(" ^", "^").rstrip(". ")
     letters = re.findall(r"[^\W\d_]+", shown)
     are_known = all(_SHORT_UNIT.fullmatch(each) or each.lower() in _UNITS_OF_TWO_LETTERS for each in letters)
     return are_known and _COMPOUND_UNIT.fullmatch(shown) is not None

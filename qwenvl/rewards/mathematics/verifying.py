@@ -10,21 +10,22 @@ from itertools import product
 from typing import Any
 
 from qwenvl.files import require
-from qwenvl.rewards.mathematics.notation import grouped, has_joined_factor
+from qwenvl.rewards.mathematics.notation import grouped, has_two_readings
 
 _EITHER_SIGN = re.compile(r"\\pm(?![a-zA-Z])")  # of which math-verify reads that of a sum alone
+_OR_AND = re.compile(r"\\(?:lor|land)(?![a-zA-Z])")
 _IMAGINARY_UNIT = re.compile(r"(?<![A-Za-z\\])i(?![A-Za-z])")
 
 
 def equivalent(gold: str, answer: str) -> bool:
-    """Whether math-verify finds two expressions equal. Of 1/2x one of its two readings must be."""
+    """Whether math-verify finds two expressions equal. Of 1/2x and sin x/2 one of the two readings must be."""
     return any(_are_equal(*pair) for pair in product(_readings(gold), _readings(answer)))
 
 
 def _readings(expression: str) -> list[Any]:
-    # People write 1/2x for half of x, and 1/2π for 1/(2π).
+    # People write 1/2x for half of x, and 1/2π for 1/(2π); sin x/2 for sin(x/2), and sin A/sin B for a quotient.
     found = [_parsed(expression)]
-    if has_joined_factor(expression):
+    if has_two_readings(expression):
         found.append(_parsed(expression, joined_below=True))
     return found
 
@@ -38,8 +39,25 @@ def _are_equal(parsed_gold: Any, parsed_answer: Any) -> bool:
         return False  # to math-verify -2 < x < 3 is {-2, 3}
     if _are_small_and_differ(parsed_gold, parsed_answer):
         return False
+    sets = [_solutions_of(each) for each in (parsed_gold, parsed_answer)]
+    if None not in sets:  # x < 2 or x > 3, and its union of intervals
+        names = [each.free_symbols for each in (parsed_gold, parsed_answer) if each.free_symbols]
+        return sets[0] == sets[1] and all(each == names[0] for each in names)
     verify = require("math_verify", "rewards").verify
     return bool(verify(parsed_gold, parsed_answer, allow_set_relation_comp=True, timeout_seconds=None))
+
+
+def _solutions_of(expression: Any) -> Any:
+    """The real numbers that inequalities of one variable or intervals have. None: the expression is something else."""
+    sympy = require("sympy", "rewards")
+    if isinstance(expression, (sympy.Interval, sympy.Union)):
+        return expression
+    if not isinstance(expression, (sympy.Or, sympy.And)) or len(expression.free_symbols) != 1:
+        return None
+    try:
+        return expression.as_set()
+    except (NotImplementedError, TypeError, ValueError):  # SymPy cannot solve it
+        return None
 
 
 def _are_small_and_differ(gold: Any, answer: Any) -> bool:
@@ -95,11 +113,24 @@ def _parsed(expression: str, *, joined_below: bool = False) -> Any:
     )
     text = grouped(expression.replace("$", " "), joined_below=joined_below).strip()
     text = parser.normalize_latex(text, normalization)
+    if _OR_AND.search(text):
+        return _connected(text)
     parsed = _expression_of(text)
     if parsed is None and _EITHER_SIGN.search(text):
         both = [_expression_of(_EITHER_SIGN.sub(sign, text)) for sign in "+-"]
         return None if None in both else require("sympy", "rewards").FiniteSet(*both)
     return parsed
+
+
+def _connected(text: str) -> Any:
+    """Inequalities with "or" or "and" between them. None: they cannot be parsed, or both words connect them."""
+    sympy = require("sympy", "rewards")
+    parts = [_expression_of(part) for part in _OR_AND.split(text)]
+    connectives = set(_OR_AND.findall(text))
+    if len(connectives) > 1 or not all(isinstance(part, (sympy.Rel, sympy.And)) for part in parts):
+        return None
+    connect = sympy.Or if connectives == {r"\lor"} else sympy.And
+    return connect(*parts)
 
 
 def _expression_of(text: str) -> Any:

@@ -48,6 +48,18 @@ from qwenvl.rewards.mathematics.notation import grouped, in_latex
         (r"\log_2 8", ["3", "log_2 8", "log₂8", "log₂(8)"], ["8"]),
         (r"\arcsin x", ["arcsin x", "arcsin(x)"], ["1/sin(x)"]),
         (r"\frac12", ["sin 30°", "cos(60°)", r"\sin 30^\circ"], ["sin 30"]),
+        (r"\frac{2v_0\sin\theta}{g}", [r"2v_0\sin\theta/g", "2v_0 sin θ / g"], [r"2v_0\sin\theta g"]),
+        (r"\frac{v_0^2\sin 2\theta}{g}", [r"v_0^2\sin2\theta/g", "v_0² sin 2θ / g"], [r"v_0^2\sin\theta/g"]),
+        (r"\frac{\sin A}{\sin B}", [r"\sin A/\sin B"], [r"\sin B/\sin A"]),
+        (r"\frac{\ln 2}{\lambda}", [r"\ln 2/\lambda"], [r"\ln 2 \lambda"]),
+        (r"\frac{\ln x}{x}", ["ln x/x", r"\ln x/x", "ln(x)/x"], ["ln(x/x)"]),
+        (r"\sin(x/2)", ["sin x/2", r"\sin\frac{x}{2}"], ["sin(x)/2", "sin x / 2"]),
+        (r"x \sin x", [r"\sin x \cdot x", "sin x * x"], ["sin(x^2)"]),
+        # numbers in brackets are factors
+        (r"9\pi", [r"\pi(3)^2"], [r"\pi(3)"]),
+        ("24", [r"\frac{1}{2}(6)(8)", "4(6)"], ["46"]),
+        ("13", ["5(2)+3"], ["55"]),
+        (r"\log_2 8", [r"\log_2(8)"], ["16"]),
         # complex numbers
         ("3+4i", ["3+4*i", "3 + 4·i", "4i + 3"], ["3-4i"]),
         ("5+5i", ["(1+2i)(3-i)", "5(1+i)"], ["5"]),
