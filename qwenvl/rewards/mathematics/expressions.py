@@ -37,7 +37,7 @@ _ENVIRONMENT = re.compile(r"\\(?:begin|end)\s?\{[a-z]{1,12}\*?\}")  # \begin{pma
 _NO_PRODUCTS = {"an", "as", "at", "be", "by", "do", "go", "he", "if", "is", "it", "me", "my"}
 _NO_PRODUCTS |= {"in", "no", "of", "on", "or", "so", "to", "up", "we"}
 _NO_MORE_LETTERS = re.compile(r"\s*(?!\s|[^\W_])")
-_LONE_LETTERS = re.compile(r"(?<![^\W\d_])[^\W\d_](?![^\W\d_])")
+_UP_TO_TWO_LETTERS = re.compile(r"(?<![^\W\d_])[^\W\d_]{1,2}(?![^\W\d_])")
 _SIGN = re.compile(r"[0-9+=*/^<>]|\\(?:frac|sqrt|cdot|times|pi|le|ge|ne|in)")
 _WORD = re.compile(r"[^\W\d_]{2,}")
 
@@ -141,8 +141,9 @@ def _is_product(word: re.Match[str], text: str, other: str) -> bool:
     if text.startswith("^", word.end()):  # at^2
         return True
     if len(word[0]) == 2:
-        return word[0].casefold() not in _NO_PRODUCTS
-    factors = set(_LONE_LETTERS.findall(other))
+        is_behind_a_digit = text[: word.start()][-1:].isdecimal()  # 2as
+        return is_behind_a_digit or word[0].casefold() not in _NO_PRODUCTS
+    factors = set("".join(_UP_TO_TWO_LETTERS.findall(other)))
     are_same = any(sorted(word[0]) == sorted(each) for each in _WORD.findall(other))  # abc and bca
     return are_same or factors.issuperset(word[0])
 

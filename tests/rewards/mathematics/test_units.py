@@ -25,6 +25,9 @@ import pytest
         (r"\frac{1}{2}mgh", [r"\frac{mgh}{2}", "½mgh"], [r"\frac{mg}{2}"]),
         ("a^3+b^3+c^3-3abc", ["(a+b+c)(a^2+b^2+c^2-ab-bc-ca)"], ["a^3+b^3+c^3"]),
         ("6bca^2", ["6a^2bc"], ["6abc"]),
+        ("u^2+2as", ["2as+u^2", "u² + 2as"], ["u^2+2at"]),
+        ("3abc-2", ["-2+3abc"], ["3abc+2"]),
+        (r"\frac{1}{bc}+\frac{1}{ca}+\frac{1}{ab}", [r"\frac{a+b+c}{abc}"], [r"\frac{a+b}{abc}"]),
         # names of one unit
         ("5 cm", ["5 centimeters", "5 centimetre"], ["5 millimeters"]),
         ("5 minutes", ["5 min", "5.0 mins"], ["5 h"]),
