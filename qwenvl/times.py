@@ -42,6 +42,9 @@ _IN_UNITS = re.compile(
     rf"(?:{_AND}{_NUMBER}\s{{0,2}}{_SECONDS}|([0-9]{{1,2}}(?:\.[0-9]{{1,30}})?)(?![0-9a-z]|[.:][0-9]))?(?!:?[0-9])",
     re.IGNORECASE,
 )
+_CLOCK_IN_MINUTES = re.compile(
+    rf"{_BEGINS}([0-9]{{1,3}}:[0-9]{{2}}(?:\.[0-9]{{1,30}})?)\s{{0,2}}{_MINUTES}", re.IGNORECASE
+)
 _IN_PRIMES = re.compile(rf"{_BEGINS}{_NUMBER}\s?['\u2032]\s?{_NUMBER}(?:\"|\u2033|'')?")  # 1'20"
 _IN_MILLISECONDS = re.compile(rf"{_BEGINS}{_NUMBER}\s{{0,2}}{_MILLISECONDS}", re.IGNORECASE)
 _COMMA_OF_SUBTITLES = re.compile(r"(?<=:[0-9]{2}),(?=[0-9]{3}(?![0-9:.]))")  # 00:01:20,500
@@ -92,6 +95,7 @@ def in_plain_seconds(text: str) -> str | None:
     """
     text = _COMMA_OF_SUBTITLES.sub(".", text)
     text = _ABBREVIATED.sub(r"\1", text)
+    text = _CLOCK_IN_MINUTES.sub(r"\1", text)  # 1:20 min is 1:20
     if _BARE_MINUTES.search(text):
         return None
     text = _BARE_SECONDS.sub(r"\1 \3 s", text)

@@ -89,6 +89,7 @@ def only_number(text: str | None) -> Decimal | None:
 
 def _prepared(text: str) -> str:
     """A text with its numbers as ``_NUMBER`` finds them, and a dot in front of digits that are none."""
+    text = text.replace("{,}", ",")  # 1{,}450 in LaTeX
     text = _POWER_OF_UNIT.sub(r"\1", _TIMES_TEN.sub(_with_e, text))
     text = _MINUS_AND_SIGNS.sub("-", _MINUS_IN_WORDS.sub("-", _WITHOUT_A_ZERO.sub("0.", text)))
     text = _FUNCTION_OF.sub(_NO_NUMBER, text)

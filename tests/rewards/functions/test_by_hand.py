@@ -408,6 +408,7 @@ READINGS = [
     (spans_in, "from 1 minute and 20 seconds to 1 minute 40 seconds", [(80.0, 100.0)]),
     (spans_in, "1分20秒到1分40秒", [(80.0, 100.0)]),
     *((spans_in, text, [(90.0, 120.0)]) for text in ("1.5 min - 2 min", "1.5-2 minutes")),
+    *((spans_in, text, [(80.0, 120.0)]) for text in ("1:20 to 2:00 minutes", "1:20 min to 2:00 min")),
     *((spans_in, text, [(90.0, 125.0)]) for text in ("1 min 30 to 2 min 5", "1 min 30 - 2 min 5", "1m30 to 2m5")),
     (spans_in, "1 h 30 to 2 h", []),  # of what?
     (spans_in, "0.1234567890123456 to 1.5", [(0.1234567890123456, 1.5)]),
@@ -464,6 +465,7 @@ READINGS = [
     (numbers_in, "2², 3½ and 12", [Decimal("12")]),
     (numbers_in, "温度为-5℃, 约−3.5米, 是.25, 共3个", [Decimal("-5"), Decimal("-3.5"), Decimal("0.25"), Decimal("3")]),
     (numbers_in, "step-4", [Decimal("4")]),
+    (only_number, r"\boxed{1{,}450}", Decimal(1450)),
     *((only_number, text, Decimal("3e8")) for text in ("3×10⁸", "3 x 10^8", r"3 \times 10^{8}", "300,000,000 m/s^2")),
     *((only_number, text, Decimal("-5")) for text in ("-$5", "−€5", "-£5.00", "-5 cm^2", r"-5 \text{ m}^{-1}")),
     *((only_number, text, None) for text in ("2³ + 1", "√3 + 1", "5 ½", "5 ± 1", "5 +/- 1", "x^3", "3百", "3 × 4")),
