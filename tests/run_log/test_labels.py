@@ -199,6 +199,20 @@ def test_a_name_in_front_of_the_first_number_is_not_saved(browser, tmp_path):
         assert browser.run("document.querySelector('#correct').disabled") == is_refused, text
 
 
+def test_a_step_that_is_named_without_its_number_is_not_saved(browser, tmp_path):
+    """Of "(1) lid, insert the fan" rewards read step 1 alone."""
+    steps = [[1, "lid"], [2, "insert the fan"], [3, "fan"], [4, "lid screw"]]
+    answers = ("(1) lid, insert the fan", "(2) insert the fan", "(1) lid (3) fancy", "(4) lid screw", "(1) lid screw")
+    rows = [label(f"n{n}", answer, 1.0, steps=steps) for n, answer in enumerate(answers)]
+    browser.open(f"{write_labels(tmp_path, 'run', rows, 'qwenvl train').page.as_uri()}#id=cam/n0.mp4")
+    browser.wait("document.querySelector('#group article') !== null")
+    browser.run("localStorage.clear()")
+    said = "only numbers in brackets would count: write (2) in front of insert the fan, or leave it out"
+    assert browser.run("document.querySelector('#confirm').title") == said
+    browser.run("document.querySelector('#unchecked').click()")
+    assert browser.run(COUNT) == "save 3 records"  # 0 and 4 are left out
+
+
 def test_a_step_that_the_prompt_does_not_list_is_not_saved(browser, tmp_path):
     rows = [label(str(n), f"(1) lid ({n}) fan", 1.0, steps=[[1, "lid"], [2, "fan"]]) for n in (2, 3)]
     written = write_labels(tmp_path, "run", rows, "qwenvl train")

@@ -28,6 +28,7 @@ _TEXT_ALONE = re.compile(
     r"\\(?:[lc]?dots|[bp]?mod|partial|nabla)(?![a-zA-Z])|\.\.\.|\u2026"
     rf"|{DERIVATIVE.pattern}\s?(?:[^=\s]|\Z)|\S\s?{DERIVATIVE.pattern}"
 )
+_STATEMENTS = re.compile(r"(?:\([0-9]{1,2}\)){2,20}")  # \u2461\u2462 are the statements 2 and 3, and no product
 _UNIT_SIGNS = re.compile(r"%|\\circ|\\\$|[€£¥¢]")
 _PERCENT = re.compile(r"\s?\\?%\s*\Z")
 _CURRENCY = re.compile("[€£¥¢]")
@@ -62,6 +63,8 @@ def _equal_as_text(gold: str, answer: str, *, are_mathematical: bool) -> bool | 
     have_same_primes = _number_of_primes(gold) == _number_of_primes(answer)
     if are_letters:  # (B) and B. are the option B, and A' is not A
         return have_same_primes and gold_text.strip("().") == answer_text.strip("().")
+    if any(map(_STATEMENTS.fullmatch, (gold_text, answer_text))):
+        return gold_text == answer_text
     # Words are the same whatever their case. Letters are not: R^2 - r^2 is the opposite of r^2 - R^2.
     have_same_letters = have_same_primes and _letters_of(gold) == _letters_of(answer)
     return True if gold_text == answer_text and (have_same_letters or not are_mathematical) else None

@@ -23,6 +23,8 @@ from qwenvl.rewards.mathematics.comparing import compare_as_text
         (r"\frac{dP}{dt}=kP", ["dP/dt = kP"], ["dP/dt = -kP"]),
         ("x = 5 cm", ["5 cm"], ["5 m"]),
         (r"\vec{v} = (1,2)", ["(1,2)"], ["(2,1)"]),
+        # numbers of statements
+        ("\u2460\u2463", ["\u2460\u2463", "(1)(4)"], ["\u2461\u2462", "\u2463", "4", "5"]),
         # equations
         ("x + y = 5", ["y = 5 - x", "5 = y + x", "5"], ["x - y = 5", "y = 5 + x"]),
         ("x = y + 1", ["y = x - 1"], ["y = x + 1"]),

@@ -55,6 +55,30 @@ const RANGE_SIGN = String.raw`(?:[-\u2010-\u2015~]+|\.{2,3}|\u2026|(?:to|through
 const BETWEEN_MARKS = new RegExp(String.raw`\)[ \t]*${RANGE_SIGN}\s*\(\s*[0-9]`, "u");
 const BARE_RANGE = new RegExp(String.raw`^\W*[0-9]+\s*${RANGE_SIGN}\s*[0-9]+\W*$`, "u");
 
+// Whether a text has a name that does not continue a longer word, as "fan" does in "fancy".
+function hasWords(text, name) {
+  const isInWord = (sign) => sign !== undefined && /[\p{L}\p{N}]/u.test(sign);
+  for (let at = text.indexOf(name); at >= 0; at = text.indexOf(name, at + 1)) {
+    if (!isInWord(text[at - 1]) && !isInWord(text[at + name.length])) return true;
+  }
+  return false;
+}
+
+// The first listed step that an answer names without its number, "(1) take the lid, insert the fan", if there is one.
+function stepWithoutNumber(text, steps) {
+  const plain = (words) => words.toLowerCase().split(/\s+/).join(" ");
+  const numbers = numberMarks(text).map((mark) => Number(mark[1]));
+  const named = steps.map(([number, name]) => [number, plain(asRewardsRead(name))]);
+  // The longest name first: a name may hold another one.
+  named.sort(([, name], [, other]) => other.length - name.length);
+  let rest = plain(text);
+  for (const [number, name] of named) {
+    if (!numbers.includes(number) && hasWords(rest, name)) return [number, name];
+    rest = rest.replaceAll(name, " ");
+  }
+  return undefined;
+}
+
 // Why training would not read an answer, or nothing.
 function answerProblem(written, steps) {
   const text = asRewardsRead(written);
@@ -65,6 +89,8 @@ function answerProblem(written, steps) {
   const isListed = ([, digits]) => steps.some(([number]) => number === Number(digits));
   const other = numberMarks(text).find((mark) => !isListed(mark));
   if (steps.length && other) return `${other[0]} is not in the list of steps`;
+  const lost = first < 0 ? undefined : stepWithoutNumber(text, steps);
+  if (lost) return `only numbers in brackets would count: write (${lost[0]}) in front of ${lost[1]}, or leave it out`;
   if (steps.length && /^\s*[0-9]+,[0-9]+\s*$/.test(text)) return "may be one number or two: write 3, 5 with a blank";
   if (steps.length && (BETWEEN_MARKS.test(text) || BARE_RANGE.test(text)))
     return "a range may be two steps or all between them: write each of them";

@@ -5,7 +5,8 @@ const FILM_HEIGHT = 56; // pixels
 const STEP_COLORS = 8;
 const MOST_BARS = 16; // of the answers of one group
 
-const seconds = (value) => `${Number(value.toFixed(2))}`;
+const seconds = (value) => `${Number(value.toFixed(3))}`;
+const rounded = (value) => `${Number(value.toFixed(2))}`;
 
 // "(2) insert the fan", or the name alone where a step has no number.
 function stepText(span) {
@@ -55,7 +56,7 @@ function barView(spans, length) {
   const lanes = lanesOf(spans);
   const drawn = spans.map((span, n) => {
     const lost = span.found === false;
-    const overlap = span.iou === undefined ? "" : `, IoU ${seconds(span.iou)}`;
+    const overlap = span.iou === undefined ? "" : `, IoU ${rounded(span.iou)}`;
     const element = h(
       "span",
       { class: `span ${stepColor(span)}${lost ? " lost" : ""}`, title: spanText(span) + overlap },
@@ -156,7 +157,7 @@ function spansView(answered, timeline) {
     h(
       "span",
       { class: span.found ? "right" : "wrong", title: `intersection over union ${span.iou}` },
-      `${span.found ? "✓" : "✗"} ${spanText(span)}, IoU ${seconds(span.iou)}`,
+      `${span.found ? "✓" : "✗"} ${spanText(span)}, IoU ${rounded(span.iou)}`,
     ),
   );
   const missed = answered.missed.map((place) =>
