@@ -11,7 +11,7 @@ from qwenvl.files import require
 from qwenvl.rewards.functions.text import normalized, pairs, solution_of, unified, unmarked, unreadable
 
 _NUMBER = re.compile(r"\(\s*([0-9]{1,9})\s*\)")
-_SEPARATOR = re.compile(r"[,;\n]")
+_SEPARATOR = re.compile(r"[,;\n\u3001]")
 _ITEM = re.compile(r"\A\s*(?:[*\u2022]\s|-\s(?!\s*[0-9]))")  # "- 5 V" may be below 0
 _NUMBER_OF_ITEM = re.compile(r"\A[0-9]{1,3}[.)]\s")
 _LETTER = re.compile(r"[^\W\d_]")
@@ -20,7 +20,7 @@ _ONE_OR_TWO = re.compile(r"[0-9]+,[0-9]+(?:\s?[^\W\d_]{1,5})?")  # 3,5 and 3,5 N
 # A range: (2)-(4) may leave out step 3, or mean it. Items of a list, each with a dash on its line, are none.
 _FROM_TO = re.compile(r"\)[ \t]*(?:[-\u2010-\u2015~]+|\.{2,3}|\u2026|(?:to|through|until|till|bis)\b)\s*\(\s*[0-9]")
 # No dash and no dot: 2-5 may be four steps, and 2.5 is none.
-_BETWEEN_NUMBERS = re.compile(r"(?:[\s,;|&+/#>(){}\[\]\u2022\u2192\u21d2\u3001]|[-=]>)+")
+_BETWEEN_NUMBERS = re.compile(r"(?:[\s,;|&+/#>(){}\[\]\u2022\u2192\u21d2\u3001和与及]|[-=]>)+")
 # Around numbers: Markdown, LaTeX, the quotes of JSON, and the dashes of a list.
 _MARKUP = re.compile(r"(?<![0-9])[*`$\"']+|[*`$\"']+(?![0-9])|\\boxed\b|^[^\S\n]*-\s", re.MULTILINE)
 _BARE_NUMBER = re.compile(r"([0-9]{1,9})(?:\.0)?")  # of a column with gaps tables write 2.0
@@ -32,14 +32,17 @@ _LINE = re.compile(r"[ \t]*(?:<(?:video|image)>[ \t]*)*\(\s*([0-9]{1,9})\s*\)(.*
 # Around a name on its line: "(1): take the lid", "(1) - take the lid", "(2) insert the fan; and", a clip behind it.
 _BEFORE_A_NAME = re.compile(r"\A\s{0,4}[:.\u2013\u2014-]\s")
 _BEHIND_A_NAME = re.compile(r"(?:\s?[,;](?:\s?(?:and|or))?|\s?<(?:video|image)>){1,9}\Z")
-_WORD_ENDS = r"(?:(?<![^\W_])|(?![^\W_]))"  # not between two letters or digits
+# Chinese has no spaces between words.
+_CONNECTIVES_IN_CHINESE = "然后|接着|最后|首先|以及|和|再|先"
+# Not between two letters or digits.
+_WORD_ENDS = rf"(?:(?<![^\W_])|(?![^\W_])|(?={_CONNECTIVES_IN_CHINESE}))"
 # One at a time: a name may begin as a separator does, "first screw".
 # Signs are listed: marks on letters, such as the vowel signs of Devanagari, are none.
 _SIGNS = (
     r"[\s!-/:-@\[-^`{-~\u00a1\u00ab\u00b7\u00bb\u00bf"  # those of ASCII, but for _, and of Latin languages
     r"\u2010-\u2027\u2030-\u205e\u2190-\u22ff\u2500-\u27bf\u3001-\u301f]"  # dashes, arrows, symbols, Chinese ones
 )
-_BETWEEN = rf"{_SIGNS}|[0-9]{{1,3}}[.)](?=\s)|\b(?:and|then|first|next|finally)\b|然后|接着|最后|首先|以及|和"
+_BETWEEN = rf"{_SIGNS}|[0-9]{{1,3}}[.)](?=\s)|\b(?:and|then|first|next|finally)\b|{_CONNECTIVES_IN_CHINESE}"
 # In front of a name its number in the list, "step 2: insert the fan". That of "2. insert the fan" may count items.
 _OWN_NUMBER = r"(?:(?:step|action)\s)?\[?([0-9]{1,9})\]?\s?[:-]?\s"
 _ENDS_A_PHRASE = frozenset(",;>\u2192\u21d2|\u3001\u3002")

@@ -23,12 +23,11 @@ _IN_BRACKETS = re.compile(r"(?:(?<=\s)|^)[(\[]([A-Z])[)\]](?=\s|$)")
 _CHOICE = r"[(\[]?([A-H])[)\]]?(?!\w)"
 # In front of a choice, in words and in Chinese.
 _ANNOUNCED = r"\b(?i:answer|option|choice|antwort)s?(?: is| are| (?:should|would|must) be)?"
-_COLON = r"(?::?\s?\n\s{0,3}|:? ?)"  # perhaps with the letter on a line of its own behind it
 _ANNOUNCED_IN_CHINESE = "答案[是为為]?|选[择項项]?[是为為]?"
 # A small letter must end what is said: "the answer is a man" chooses nothing.
 _SAID = re.compile(
     # "Option A, not option B" chooses one.
-    rf"(?:(?<!\bnot ){_ANNOUNCED}|{_ANNOUNCED_IN_CHINESE}){_COLON}"
+    rf"(?:(?<!\bnot ){_ANNOUNCED}|{_ANNOUNCED_IN_CHINESE}):? ?"
     # "Answer: A man" chooses nothing either, and "the answer is A because" does.
     r"[(\[]?(?:([A-Z])\b(?!(?<=A) (?!(?:as|and|because|but|for|if|is|or|since|which|with)\b)[a-z])"
     # "Option B is wrong" chooses nothing.
@@ -37,14 +36,18 @@ _SAID = re.compile(
 )
 # "the answer is A or B": several letters, and not the first one.
 _SAID_SEVERAL = re.compile(
-    rf"(?:{_ANNOUNCED}|{_ANNOUNCED_IN_CHINESE}){_COLON}"
+    rf"(?:{_ANNOUNCED}|{_ANNOUNCED_IN_CHINESE}):? ?"
     # "I" before a word is no choice: "the answer is B, I am sure".
     r"([(\[]?[A-Z][)\]]?(?:\s{0,4}(?:,|/|&|、|和|,? ?\b(?:and|or)\b)\s{0,4}(?!I\s+[a-z])[(\[]?[A-Z]\b[)\]]?)+)"
 )
+# The letters stand on the lines behind: "The correct answer is:".
+_SAID_BELOW = re.compile(rf"(?:{_ANNOUNCED}|{_ANNOUNCED_IN_CHINESE}):?[ \t]{{0,4}}\n\s{{0,9}}")
 # The last one of "Option A is wrong. The answer is B." decides.
 _ANSWER_IS = re.compile(
-    rf"(?i:\b(?<!\bnot )(?:the|my|final|correct|best) answer) (?:is|would be|should be){_COLON}{_CHOICE}"
+    rf"(?:(?i:\b(?<!\bnot )(?:the|my|final|correct|best) answer) (?:is|would be|should be):? ?"
+    rf"|(?m:^)(?i:(?:final |correct )?answer): ?){_CHOICE}"
 )
+_NEXT_SENTENCE = re.compile(r"[.;]\s+(?=[A-Z][a-z])")
 # "D. A and B": a letter with the text of its option, and no list.
 _WITH_A_TEXT = re.compile(r"[(\[]?([A-Za-z])[).:\]][ \t]{1,8}(?!(?:and|or)\b)\w")
 # A letter that may be another choice: "A. left C. up".
@@ -183,9 +186,10 @@ def _cleaned(text: str) -> str:
     if without != text:
         text = _BEHIND_A_REJECTED_ONE.sub("", without).rstrip(" ,;(")
     text = _BEFORE.sub("", text)
+    *_, text = _SAID_BELOW.split(text)
     said_last = [found.start() for found in _ANSWER_IS.finditer(text)][-1:]
     if said_last:
-        return text[said_last[0] :]
+        return _NEXT_SENTENCE.split(text[said_last[0] :], maxsplit=1)[0]
     before, _, last_line = text.rpartition("\n")
     is_last_alone = _OWN_LINE.fullmatch(last_line) is not None and not _OWN_LINE.search(before)
     if is_last_alone and before and not _chosen(before):

@@ -29,6 +29,9 @@ _TEXT_ALONE = re.compile(
     rf"|{DERIVATIVE.pattern}\s?(?:[^=\s]|\Z)|\S\s?{DERIVATIVE.pattern}"
 )
 _STATEMENTS = re.compile(r"(?:\([0-9]{1,2}\)){2,20}")  # \u2461\u2462 are the statements 2 and 3, and no product
+# 20-30, 3-1 and 2024-01-05 are no differences in a solution. In an answer, 5-3 may be one.
+_DATE = re.compile(r"[0-9]{1,4}([-/])[0-9]{1,4}(?:\1[0-9]{1,4}){1,9}")
+_RANGE_OR_DATE = re.compile(rf"{_DATE.pattern}|[0-9]{{1,9}}(?:\.[0-9]{{1,9}})?-[0-9]{{1,9}}(?:\.[0-9]{{1,9}})?")
 _UNIT_SIGNS = re.compile(r"%|\\circ|\\\$|[€£¥¢]")
 _PERCENT = re.compile(r"\s?\\?%\s*\Z")
 _CURRENCY = re.compile("[€£¥¢]")
@@ -73,6 +76,8 @@ def _equal_as_text(gold: str, answer: str, *, are_mathematical: bool) -> bool | 
 def _values_to_verify(gold: str, answer: str) -> bool | tuple[str, str]:
     """The values of two mathematical expressions that math-verify has to compare, or whether they are equal."""
     gold, answer = _without_percent(_CURRENCY.sub("", gold), _CURRENCY.sub("", answer))
+    if _RANGE_OR_DATE.fullmatch(plain(unwrapped(gold))) or _DATE.fullmatch(plain(unwrapped(answer))):
+        return plain(unwrapped(gold)) == plain(unwrapped(answer))
     if any(_TEXT_ALONE.search(each) or _BASE.search(plain(each)) for each in (gold, answer)):
         return False  # math-verify leaves out dots, bases and remainders
     values = compared_values(gold, answer)

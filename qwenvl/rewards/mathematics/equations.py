@@ -35,7 +35,7 @@ _INVERSE_OR_VARIANCE = re.compile(r"(?<=[A-Za-z])\^\{?-1\}?|(?<=\\sigma)\^\{?2\}
 _ARGUMENTS = re.compile(r"(?<=[A-Za-z'}])\s?(?:\([^()]*\)|\[[^\[\]]*\])")
 _COMBINED_FUNCTION = re.compile(r"\([^()0-9]*\)\s?(?=\()")
 _NAME = re.compile(r"[^\W\d_]+|\|{1,2}[^\W\d_]+\|{1,2}")
-_COMBINATION = re.compile(r"[^\W\d_]+(?:[-+][^\W\d_]+){1,9}")  # m + n = 11
+_COMBINATION = re.compile(r"[^\W\d_]+(?:[-+/][^\W\d_]+){1,9}")  # m + n = 11, a/b = 2
 _LETTER_OF_TUPLE = r"\s*[^\W\d_](?:_\{?\w{1,3}\}?)?\s*"
 _TUPLE_OF_NAMES = re.compile(rf"\({_LETTER_OF_TUPLE}(?:,{_LETTER_OF_TUPLE})+\)")
 _COORDINATES = frozenset("xyz")
@@ -119,7 +119,7 @@ def compared_values(gold: str, answer: str) -> tuple[str, str] | None:
     if golden.names and answered.names and set(golden.names) != set(answered.names):
         # x = y + 1 is y = x - 1. Derivatives would be 0.
         have_derivatives = DERIVATIVE.search(gold + answer) is not None
-        have_combinations = any("+" in name or "-" in name for name in golden.names + answered.names)
+        have_combinations = any(map(_is_combination, golden.names + answered.names))
         have_letters = _has_letters(golden.text) and _has_letters(answered.text)
         are_equations = (have_letters or have_combinations) and not have_derivatives
         return (gold, answer) if are_equations else None
@@ -135,6 +135,11 @@ def compared_values(gold: str, answer: str) -> tuple[str, str] | None:
         is_list = each.is_ordered or len(each.values) > 1
         compared.append(each.as_tuple(by_name=by_name) if is_list else each.text)
     return compared[0], compared[1]
+
+
+def is_equation(text: str) -> bool:
+    """Whether a part of a text is an equation that gives no value to a name, as ``2x = 24`` and ``x + y = 5``."""
+    return any(entry is None or _is_combination(entry.name) for entry in _entries(text))
 
 
 def parts_of(text: str) -> list[str]:
@@ -213,6 +218,11 @@ def _is_name(text: str) -> bool:
     for sign in "{}' ":
         shown = shown.replace(sign, "")
     return (_NAME.fullmatch(shown) or _COMBINATION.fullmatch(shown)) is not None
+
+
+def _is_combination(name: str) -> bool:
+    """Whether a name is ``m+n`` or ``a/b``."""
+    return any(sign in name for sign in "+-/")
 
 
 def _has_letters(text: str) -> bool:

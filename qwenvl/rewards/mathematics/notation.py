@@ -216,9 +216,10 @@ _FUNCTION_OVER_ANY = re.compile(rf"{_FUNCTION_OF}\s{{0,4}}/")
 _FUNCTION_TIMES = re.compile(rf"{_FUNCTION_OF}\s{{0,4}}(?=\\cdot|\\times|\*(?!\*))")
 
 
-# 5(2) and \pi(3)^2, which would be functions, but no base: \log_2(8).
+# 5(2) and \pi(3)^2, which would be sums and functions. \log_2(8) has no factor in front, and 3 (mod 5) none behind.
 _TIMES_IN_BRACKETS = re.compile(
-    r"((?<![\w^.])[0-9]{1,30}(?:\.[0-9]{1,30})?|\)|\\pi|\\frac\{[^{}]{1,60}\}\{[^{}]{1,60}\})\s?(?=\([-+]?[0-9.]{1,30}\))"
+    r"((?<![\w^.])[0-9]{1,30}(?:\.[0-9]{1,30})?|\)|\\pi|\\frac\{[^{}]{1,60}\}\{[^{}]{1,60}\})\s?"
+    r"(?=(?:\\left\s?)?\((?!\\?mod))"
 )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from qwenvl.rewards.mathematics.equations import is_equation
 from qwenvl.rewards.mathematics.expressions import FUNCTION_NAMES, WRAPPED_TEXT, closing_brackets, has_words
 from qwenvl.rewards.mathematics.notation import in_latex
 from qwenvl.rewards.mathematics.units import is_unit, split_unit
@@ -22,14 +23,26 @@ _ANNOUNCED = re.compile(
     r"|(?:答案|结果)[是为為:=]{1,2}\s{0,4}|(?:\A|(?<=[\n\u3002]))答:",
     re.IGNORECASE,
 )
-# "The value of x is 10", but not "x is 10, y is 5" and "if x is 10".
-_IS = re.compile(r"\s(?:is|are|equals)\s(?:about\s|approximately\s)?", re.IGNORECASE)
-_NO_STATEMENT = re.compile(r"\b(?:not|no|never|if|unless|whether|cannot|or)\b|n't", re.IGNORECASE)
+_EXPLAINS = re.compile(r"\W*(?:explanation|reasoning|because|since|here(?:'s| is) (?:why|how))\b", re.IGNORECASE)
+# "The value of x is 10": what is asked for, and not "the square of x is 10".
+_QUANTITIES = (
+    r"(?:values?|number|total|sum|length|width|height|distance|area|perimeter|circumference|volume|radius|diameter"
+    r"|angles?|measure|probability|speed|velocity|time|cost|price|ratio|average|mean|median|slope"
+    r"|difference|product|quotient|remainder|derivative|integral|limit|maximum|minimum|expression|function|equation"
+    r"|roots?|solutions?|points?|coordinates|cent(?:er|re)|vertex)"
+)
+_STATES = re.compile(
+    r"(?:(?:so|thus|hence|therefore|then),?\s)?"
+    rf"(?:there|it|(?:the|its)\s(?:(?:total|exact|shaded|shortest|smallest|largest)\s)?{_QUANTITIES}(?:\sof\s[^.;]{{1,60}}?)?)"
+    r"\s(?:is|are|equals)\s(?:about\s|approximately\s)?",
+    re.IGNORECASE,
+)
 _EQUALS = re.compile(r"^[\s$]*(?:=|\u2248|\\approx(?![a-z]))")
 _FINAL_DOT = re.compile(r"(?<=[^.\s])\s{0,4}[.\u3002](?=[\s$]{0,8}$)")
 _BOX = re.compile(r"\\(?:boxed|fbox)\s{0,4}\{")
 _BARE_BOX = re.compile(r"\\boxed\s{1,4}([0-9]{1,30}|[A-Za-z])(?![\w.])")
 _BETWEEN_STEPS = re.compile(r"[,;\n\u2192\u21d2\u2234]|\\\\|\\(?:Rightarrow|implies|therefore)(?![a-zA-Z])")
+_BEGINS_A_STEP = re.compile(r"[\s$&\\\[(]*(?:[^.:]{0,60}=[\s$]*)?")  # x =
 _EQUALS_SIGN = re.compile(r"(?<![<>!:])=")
 _BRACE = re.compile(r"\\?[{}]")  # one behind a backslash is that of a set
 _NEXT_SENTENCE = re.compile(r"[\s$]*(?:[.,;:!]$|[.;:!]\s|,\s+[^\W\d_]{2})")  # behind a box
@@ -87,9 +100,13 @@ def _last_step(before: str) -> str:
     r"""What belongs to a box of the text in front of it: of ``2x = 24, x = \boxed{12}`` the part behind the comma."""
     for sign in reversed(list(_BETWEEN_STEPS.finditer(before))):
         earlier = before[: sign.start()]
-        is_in_brackets = earlier.count("(") > earlier.count(")")
-        if not is_in_brackets:
-            return before[sign.end() :] if _EQUALS_SIGN.search(earlier) else before
+        if earlier.count("(") > earlier.count(")"):
+            continue
+        behind = before[sign.end() :]
+        is_alone = _BEGINS_A_STEP.fullmatch(behind) is not None
+        # "x = 1, \\boxed{2}" are two roots.
+        is_worked = is_equation(earlier) if sign[0] == "," else _EQUALS_SIGN.search(earlier) is not None
+        return behind if is_alone and is_worked else before
     return before
 
 
@@ -154,15 +171,13 @@ def _stated(text: str) -> str:
         lines = text[announced[-1].end() :].strip().splitlines()
         return lines[0] if lines else text
     first_line, *others = text.strip().splitlines() or [""]
-    explained = [line for line in others if line.strip()]
-    if explained and all(map(has_words, explained)) and not has_words(split_unit(first_line).value):
+    if any(map(_EXPLAINS.match, others)) and not has_words(split_unit(first_line).value):
         return first_line
-    statements = list(_IS.finditer(text))
-    if len(statements) != 1 or _NO_STATEMENT.search(text):
+    stated = _STATES.match(text)
+    if stated is None:
         return text
-    subject = text[: statements[0].start()]
-    value = _AND_OR.sub(", ", _FINAL_DOT.sub("", text[statements[0].end() :]))
-    return value if has_words(subject) and not has_words(split_unit(value).value) else text
+    value = _AND_OR.sub(", ", _FINAL_DOT.sub("", text[stated.end() :]))
+    return text if has_words(split_unit(value).value) else value
 
 
 def expression_in(text: str, *, has_thousands: bool = True) -> str:

@@ -81,9 +81,11 @@ _WRAPPED_UNIT = re.compile(rf"(?>{WRAPPER}\{{[^{{}}]*\}}(?: ?{_EXPONENT})?(?: ?(
 _ENDS_AS_A_NUMBER = re.compile(r"(?:[0-9}\])°%]|\\pi)$")
 # What is no unit behind a number: 3 quarters, 5 or more, 2 squared, 4 is wrong.
 _NO_UNIT = re.compile(
-    r"\b(?:and|or|but|if|because|since|plus|minus|times|squared|cubed|factorial|more|less|fewer|least|most|mod(?:ulo)?"
-    r"|is|are|was|were|be|do|does|did|not?|never|wrong|half|halves|score|pairs?|percent"
-    r"|(?:third|quarter|fourth|fifth|sixth|seventh|eighth|ninth|tenth|hundredth|thousandth)s?)\b|n't",
+    r"\b(?:and|or|but|if|because|since|plus|minus|times|by|over|divided|squared|cubed|root|factorial|mod(?:ulo)?"
+    r"|more|less|fewer|least|most|below|above|under|too|many|few|short|negative|zero|percent"
+    r"|is|are|was|were|be|do|does|did|not?|never|wrong|incorrect|false|excluded|ruled|out"
+    r"|half|halves|score|gross|grand|pairs?|couples?|triples?|one|two|three|four|five|six|seven|eight|nine|ten"
+    r"|(?:third|quarter|fourth|fifth|sixth|seventh|eighth|ninth|tenth|twelfth|\w{1,9}(?:teen|tie|dred|sand)th)s?)\b|n't",
     re.IGNORECASE,
 )
 _MOST_WORDS = 4  # dollars for each day

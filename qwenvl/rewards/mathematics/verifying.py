@@ -39,12 +39,25 @@ def _are_equal(parsed_gold: Any, parsed_answer: Any) -> bool:
         return False  # to math-verify -2 < x < 3 is {-2, 3}
     if _are_small_and_differ(parsed_gold, parsed_answer):
         return False
+    if _are_the_same_relations(parsed_gold, parsed_answer):
+        return True
     sets = [_solutions_of(each) for each in (parsed_gold, parsed_answer)]
     if None not in sets:  # x < 2 or x > 3, and its union of intervals
         names = [each.free_symbols for each in (parsed_gold, parsed_answer) if each.free_symbols]
         return sets[0] == sets[1] and all(each == names[0] for each in names)
     verify = require("math_verify", "rewards").verify
     return bool(verify(parsed_gold, parsed_answer, allow_set_relation_comp=True, timeout_seconds=None))
+
+
+def _are_the_same_relations(gold: Any, answer: Any) -> bool:
+    """Whether two chains of inequalities have the same ones: a > b > c and c < b < a."""
+    sympy = require("sympy", "rewards")
+    kind = type(gold)
+    if kind is not type(answer) or not isinstance(gold, (sympy.And, sympy.Or)):
+        return False
+    relations = [{part.canonical for part in each.args if isinstance(part, sympy.Rel)} for each in (gold, answer)]
+    have_all = all(len(found) == len(each.args) for found, each in zip(relations, (gold, answer), strict=True))
+    return have_all and relations[0] == relations[1]
 
 
 def _solutions_of(expression: Any) -> Any:

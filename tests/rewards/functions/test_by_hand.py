@@ -379,6 +379,8 @@ READINGS = [
     *((letters, text, {"B", "C"}) for text in ("['B','C']", '["B", "C"]', "(B)(C)", "{B, C}")),
     *((letters, text, set()) for text in ("A - left, B - right", "A - B", "A is correct, but B is better")),
     *((letters, text, {"B"}) for text in ("The answer is:\nB", "Answer:\n\n**B**", "**Final Answer**\n\n$\\boxed{B}$")),
+    *((letters, text, {"A", "C"}) for text in ("Answer:\nA\nC", "The correct answers are:\n\n(A)\n(C)")),
+    *((letters, text, {"B"}) for text in ("A. left\nB. right\nAnswer: B", "The answer is B. The choice A is blue.")),
     *((letters, text, {"B"}) for text in ("The video shows a man.\n\n**B**", "B The man", "B, The man")),
     *((letters, text, {"A"}) for text in ("A The man walks", "A, The man", "A is right, B is wrong")),
     *((letters, text, set()) for text in ("A Man", "A Man Called Otto", "I think so", "So A man walks")),

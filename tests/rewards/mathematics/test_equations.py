@@ -23,6 +23,17 @@ from qwenvl.rewards.mathematics.comparing import compare_as_text
         (r"\frac{dP}{dt}=kP", ["dP/dt = kP"], ["dP/dt = -kP"]),
         ("x = 5 cm", ["5 cm"], ["5 m"]),
         (r"\vec{v} = (1,2)", ["(1,2)"], ["(2,1)"]),
+        # ranges, scores, dates
+        ("20-30", ["20 - 30"], ["30-40", "-10"]),
+        ("3-5 cm", ["3-5 cm"], ["4-6 cm"]),
+        (r"10-20\%", ["10-20%"], ["20-30%"]),
+        ("2024-01-05", ["2024-01-05"], ["2018"]),
+        ("1/2/2024", ["1/2/2024"], ["2/4/2024"]),
+        ("2", ["5-3"], ["2024-01-05"]),
+        # chains in the other direction, and a quotient with a value
+        ("a>b>c", ["c<b<a"], ["a>c>b"]),
+        (r"\frac{1}{2}", ["F_1/F_2 = 1/2"], ["F_1/F_2 = 2"]),
+        ("a/b = 2", ["b/a = 1/2", "2"], ["b/a = 2"]),
         # numbers of statements
         ("\u2460\u2463", ["\u2460\u2463", "(1)(4)"], ["\u2461\u2462", "\u2463", "4", "5"]),
         # equations

@@ -34,6 +34,12 @@ import pytest
         ("∵ 2x=24 ∴ x=\\boxed{12}", ["12"], ["24"]),
         (r"$x+y=5$, $x-y=-1$, $(x,y)=\boxed{(2,3)}$", ["(2,3)"], ["(3,2)"]),
         (r"(2, \boxed{3})", ["(2,3)"], ["3"]),
+        ("10", [r"Solution: a=3, b=4. \boxed{10}", r"For a=1, b=2: \boxed{10}"], [r"x = 1, \boxed{10}"]),
+        (r"Solution: a=3, b=4. \boxed{10}", ["10"], ["4"]),
+        # what is no statement of it
+        ("10", ["10\n\nBecause it fits."], ["10\nis wrong", "10\n\nNo, it is 100.", "10\nOr 100", "10\nmillion"]),
+        ("10", ["The value of x is 10"], ["The square of x is 10", "Twice the answer is 10", "Suppose x is 10"]),
+        ("10", ["So the total cost is 10."], ["The error is 10", "Nothing is 10", "John says the answer is 10"]),
         (r"Hence we get $\boxed 9$.", ["9", r"\boxed 9"], ["8"]),
         # units behind a box in a sentence
         (r"The length is $\boxed{5}\text{ cm}$.", ["5 cm", "5"], ["5 m"]),

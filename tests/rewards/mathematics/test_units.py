@@ -15,6 +15,7 @@ import pytest
         (r"\frac{3}{4} \text{ hours}", [r"\frac{3}{4}", "0.75 h"], ["0.75 min"]),
         ("5 m", ["5"], ["5 s"]),
         (r"50\%", ["50%", "50 percent", "50"], ["50 cm"]),
+        ("5", ["5 months"], ["5 divided by two", "5 twelfths", "5 below zero", "5 couples", "5 excluded", "5 short"]),
         # letters that may be variables
         ("5m", ["5 m", "5m"], ["5"]),
         ("2abc", ["2acb", "2 a b c"], ["2", "2ab"]),
