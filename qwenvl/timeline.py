@@ -368,28 +368,28 @@ def _from_object(text: str, listed: Mapping[str, int]) -> TimedStep | None:
 
 def _times_of_object(row: Mapping[str, Any]) -> tuple[float | None, float | None]:
     """Start and end in seconds, each None where the object has none or it is no time."""
+    start = _first_of(row, _START_KEYS)
+    end = _first_of(row, _END_KEYS)
     pair = _first_of(row, _SPAN_KEYS)
-    if isinstance(pair, list) and len(pair) == 2:
-        return seconds_of(pair[0]), seconds_of(pair[1])
-    return seconds_of(_first_of(row, _START_KEYS)), seconds_of(_first_of(row, _END_KEYS))
+    if start is None and end is None and isinstance(pair, list) and len(pair) == 2:
+        start, end = pair
+    return seconds_of(start), seconds_of(end)
 
 
 def _step_of_object(row: Mapping[str, Any], listed: Mapping[str, int]) -> tuple[int | None, str]:
-    """The number and the name of a step, any of whose keys may hold either. Neither where the keys have two numbers."""
-    numbers = set()
+    """The number and the name of a step, each of the first key that has one: a description may begin with another."""
+    numbers = []
     names = []
     for key in _STEP_KEYS:
         text = _step_text(row.get(key))
         plain = plain_name(text)
         number, name = (None, plain) if plain in listed else named_step(text, {})
         if number is not None:
-            numbers.add(number)
+            numbers.append(number)
         if name:
             names.append(name)
     name = names[0] if names else ""
-    if len(numbers) > 1:
-        return None, ""
-    return (numbers.pop() if numbers else listed.get(name)), name
+    return (numbers[0] if numbers else listed.get(name)), name
 
 
 def _first_of(row: Mapping[str, Any], keys: Sequence[str]) -> Any:

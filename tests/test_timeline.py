@@ -43,7 +43,7 @@ READ = [
     ('{"timeline": [{"step": "(2) fan", "start": "0:03", "end": "7 s"}]}', [(3.0, 7.0, 2, "fan")]),
     *((f'[{{{times}, "label": "(2) insert the fan"}}]', FAN) for times in TIMES_IN_JSON),
     *((f'{{"start": 0, "end": 3.5, {step}}}', FAN) for step in STEPS_IN_JSON),
-    ('{"step": 1, "event": "2", "start": 0, "end": 3.5}', []),
+    ('{"step": 2, "description": "4 screws", "start": 0, "end": 3.5, "segment": [1, 2]}', [(0.0, 3.5, 2, "screws")]),
     ("| Start | End | Step |\n|---|---|---|\n| 0.0 | 3.5 s | (2) insert the fan |", FAN),
     ("| Step | Start (s) | End (s) |\n|---|---|---|\n| (2) insert the fan | 0:00 | 0:03.5 |", FAN),
     ("| Step | Time |\n| (2) insert the fan | 0.0 | 3.5 |", []),

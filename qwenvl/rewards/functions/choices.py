@@ -40,12 +40,16 @@ _SAID_SEVERAL = re.compile(
     # "I" before a word is no choice: "the answer is B, I am sure".
     r"([(\[]?[A-Z][)\]]?(?:\s{0,4}(?:,|/|&|、|和|,? ?\b(?:and|or)\b)\s{0,4}(?!I\s+[a-z])[(\[]?[A-Z]\b[)\]]?)+)"
 )
-# The letters stand on the lines behind: "The correct answer is:".
-_SAID_BELOW = re.compile(rf"(?:{_ANNOUNCED}|{_ANNOUNCED_IN_CHINESE}):?[ \t]{{0,4}}\n\s{{0,9}}")
+# The letters are on the lines behind: "The correct answer is:".
+_SAID_BELOW = re.compile(rf"^(.*(?:{_ANNOUNCED}|{_ANNOUNCED_IN_CHINESE})):?[ \t]{{0,4}}\n\s{{0,9}}", re.MULTILINE)
+_NO_CHOICE = re.compile(
+    r"\b(?i:not|cannot|wrong|incorrect|eliminate|exclude|reject|either|neither|between|unsure|or)\b|n't"
+)
 # The last one of "Option A is wrong. The answer is B." decides.
 _ANSWER_IS = re.compile(
     rf"(?:(?i:\b(?<!\bnot )(?:the|my|final|correct|best) answer) (?:is|would be|should be):? ?"
     rf"|(?m:^)(?i:(?:final |correct )?answer): ?){_CHOICE}"
+    r"(?!(?<=A) (?!(?:as|and|because|but|for|if|or|since)\b)[a-z])"  # a man
 )
 _NEXT_SENTENCE = re.compile(r"[.;]\s+(?=[A-Z][a-z])")
 # "D. A and B": a letter with the text of its option, and no list.
@@ -103,7 +107,7 @@ _WITH_ITS_TEXT = (
     # "B The man", "B, The man". "A Man" may be the text alone.
     re.compile(
         r"(?:([B-H]),? |A(?:, | (?=(?:The|An?|He|She|It|They|To|In|On|At|There|This|Because|Yes|No)\b)))"
-        r"(?=[A-Z][a-z]{1,20}\b)(?!(?s:.){0,2000}(?<!\w)[B-H](?!\w))"
+        r"(?=[A-Z][a-z]{1,20}\b)(?!(?s:.){0,2000}(?:(?<!\w)[B-H](?!\w)|[\n,] ?A |\band A\b))"
     ),
 )
 
@@ -186,13 +190,17 @@ def _cleaned(text: str) -> str:
     if without != text:
         text = _BEHIND_A_REJECTED_ONE.sub("", without).rstrip(" ,;(")
     text = _BEFORE.sub("", text)
-    *_, text = _SAID_BELOW.split(text)
+    announced = [found for found in _SAID_BELOW.finditer(text) if not _NO_CHOICE.search(found[1])]
+    if announced:
+        text = text[announced[-1].end() :]
     said_last = [found.start() for found in _ANSWER_IS.finditer(text)][-1:]
     if said_last:
         return _NEXT_SENTENCE.split(text[said_last[0] :], maxsplit=1)[0]
     before, _, last_line = text.rpartition("\n")
     is_last_alone = _OWN_LINE.fullmatch(last_line) is not None and not _OWN_LINE.search(before)
-    if is_last_alone and before and not _chosen(before):
+    *_, line_before = before.strip().splitlines() or [""]
+    is_whole = line_before.endswith((".", "!", ":", "\u3002")) or before.endswith("\n")  # no "I eliminate", and then B
+    if is_last_alone and is_whole and not _NO_CHOICE.search(line_before) and not _chosen(before):
         return last_line
     first_line, _, behind = text.partition("\n")
     is_alone = re.fullmatch(rf"{_CHOICE}[.:]?\s*", first_line) is not None and not _OWN_LINE.search(behind)

@@ -23,7 +23,7 @@ _WRAPPED = re.compile(r"\\(?:boxed|fbox|text|textrm|textbf|textit|mathrm|mathbf|
 _MOST_WRAPPERS = 3
 _FENCED = re.compile(r"\s{0,9}```[a-z]{0,20}[^\S\n]{0,9}\n([^`]*)```\s{0,9}")
 _EMPHASIZED = re.compile(r"(?<![\w*])(\*{1,3}|`)(?!\s)([^*`\n]+)(?<!\s)\1(?![\w*])")
-_IN_DOLLARS = re.compile(r"\${1,2}([^$]*)\${1,2}")
+_IN_DOLLARS = re.compile(r"[\"']?\${1,2}([^$]*)\${1,2}[.\"']{0,2}")
 GRAPHEME_JOINER = "\u034f"  # an invisible character that marks on both sides of it are not ordered across
 
 

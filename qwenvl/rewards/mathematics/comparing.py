@@ -15,7 +15,7 @@ from qwenvl.rewards.mathematics.expressions import (
     plain,
     unwrapped,
 )
-from qwenvl.rewards.mathematics.results import expression_in
+from qwenvl.rewards.mathematics.results import expression_in, result_of
 from qwenvl.rewards.mathematics.units import are_one_unit, split_unit, split_units
 
 LONGEST = 500  # characters of an expression
@@ -45,7 +45,7 @@ def compare_as_text(gold: str, answer: str | None) -> bool | tuple[str, str]:
     """
     if answer is None or len(answer) > LONGEST:
         return False
-    gold, answer = _expressions_in(gold, answer)
+    gold, answer = _expressions_in(gold, result_of(answer))
     golden, answered = split_units(gold, answer)
     are_mathematical = is_mathematical(golden.value, answered.value) and is_mathematical(answered.value, golden.value)
     if are_mathematical and _have_other_signs(gold, answer):

@@ -15,6 +15,7 @@ from qwenvl.rewards.mathematics.expressions import FUNCTION_NAMES, GREEK_NAME, W
 
 _DEGREES = r"(?:\u5ea6|deg(?:rees?)?(?![a-z]))"
 _WRAPPED = rf"{WRAPPER}\{{[^{{}}]*\}}(?:\^\{{?[0-9]\}}?)?"
+_ANGLE = rf"[α-ω]|{GREEK_NAME}"
 # In this order.
 _REPLACED = (
     (re.compile(r"(?<!\\)\\[\[\]()]"), " "),  # \[5\] and \(5\)
@@ -41,6 +42,9 @@ _REPLACED = (
     (re.compile(rf"(?<=[0-9])\s{{0,4}}{_DEGREES}"), r"^{\\circ}"),
     (re.compile(r"(?<=[0-9])\s{0,4}(?:percent(?![a-z])|\\text\s?\{\s{0,4}percent\s{0,4}\})"), r"\\%"),
     (re.compile(r"(?<![\\A-Za-z])(sin|cos|tan|ln|log)x(?![A-Za-z])"), r"\1 x"),
+    # mgsinθ, and not asin(x)
+    (re.compile(rf"(?<![\\A-Za-z])(?!a[sct])([A-Za-z]{{1,2}})(sin|cos|tan)(?=\s?(?:\(|{_ANGLE}))"), r"\1 \2 "),
+    (re.compile(rf"\\[dt]?frac\s?(\\pi|{GREEK_NAME})\s?([0-9A-Za-z])"), r"\\frac{\1}{\2}"),  # \frac\pi2
     (re.compile(r"\\leq(?:slant)?(?![a-zA-Z])|<="), r"\\le "),
     (re.compile(r"\\geq(?:slant)?(?![a-zA-Z])|>="), r"\\ge "),
     (re.compile(r"\\neq(?![a-zA-Z])|!="), r"\\ne "),
@@ -194,9 +198,9 @@ _SCIENTIFIC = re.compile(r"(?<![\w.])([0-9]+(?:\.[0-9]+)?)[eE]\+?(-?[0-9]{1,2})(
 # 1/2 x and π/2 x: what follows the fraction is its factor. Without the space, x/2y is x/(2y).
 _FACTOR = r"(?=[A-Za-z(]|\\(?!%|times|cdot|div|pm|le|ge|ne|in|cup|cap))"
 _FRACTION_OF_NUMBERS = re.compile(rf"(?<![\w.)}}/^])([0-9]{{1,30}})/([0-9]{{1,30}})(\s*){_FACTOR}")
+_NUMERATOR = r"(?:[0-9]{1,9}\s?)?(?:\\pi|\\sqrt\{[^{}]*\}|[A-Za-z](?:_\{?\w{1,3}\}?)?|\([^()]*\))|[0-9]{1,9}"
 _FRACTION_AND_FACTOR = re.compile(
-    r"(?<![\w.)}/^\\])((?:[0-9]{1,9}\s?)?(?:\\pi|\\sqrt\{[^{}]*\}|[A-Za-z]|\([^()]*\))|[0-9]{1,9})"
-    rf"\s?/([0-9]{{1,30}}|[A-Za-z])\s+{_FACTOR}"
+    rf"(?<![\w.)}}/^\\])({_NUMERATOR})\s?/(?:([0-9]{{1,30}}|[A-Za-z])\s+|\(([^()]*)\)\s*){_FACTOR}"
 )
 _POWER_SIGN = re.compile(r"\s?(?:\^|\*\*)\s?")
 _DEGREES_OF_FUNCTION = re.compile(
@@ -242,7 +246,7 @@ def grouped(text: str, *, joined_below: bool = False) -> str:
     text = _SCIENTIFIC.sub(r"\1 \\times 10^{\2}", text)  # no product with e
     if not joined_below:
         text = _FRACTION_OF_NUMBERS.sub(r"\\frac{\1}{\2} ", text)  # not 1/(2x)
-    text = _FRACTION_AND_FACTOR.sub(r"\\frac{\1}{\2} ", text)
+    text = _FRACTION_AND_FACTOR.sub(r"\\frac{\1}{\2\3} ", text)
     text = _POWER_IN_BRACKETS.sub(r"^{\1}", _POWER_SIGN.sub("^", text))
     text = _SIGNED_POWER.sub(r"^{\1}", text)
     text = text.replace("&", " & ")  # of matrices

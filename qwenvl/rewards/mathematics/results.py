@@ -53,6 +53,7 @@ _NAME_IN_WORDS = re.compile(
     r"[\s$]*(?:m?\\(?:angle|triangle)\s?[A-Z]{1,4}|\\text\s?\{[^{}=]{1,60}\}"
     rf"|(?!(?:{FUNCTION_NAMES}|sqrt)(?![A-Za-z]))[A-Za-z]{{4,20}}(?: [A-Za-z]{{1,20}}){{0,4}})\s{{0,4}}=(?!=)"
 )
+_SO = re.compile(r"\A(?:so|thus|hence|therefore)[,:]?\s", re.IGNORECASE)
 _NOT = re.compile(r"\bnot[\s$]*\Z", re.IGNORECASE)
 _REJECTED = re.compile(r"[\s$]*(?:is|was)(?: not|n't)\b", re.IGNORECASE)
 _IMPLIES = re.compile(r"\\(?:Rightarrow|implies)(?![a-zA-Z])|\u21d2")  # 2x = 6 \Rightarrow x = 3
@@ -191,6 +192,7 @@ def expression_in(text: str, *, has_thousands: bool = True) -> str:
     """
     text = _BARE_BOX.sub(r"\\boxed{\1}", text)
     text = _MARKDOWN.sub(lambda found: found["text"] or found["underlined"], text)
+    text = _SO.sub("", text)
     text = in_latex(unboxed(_stated(text)), has_thousands=has_thousands)
     *_, implied = _IMPLIES.split(text)
     if "=" in implied:

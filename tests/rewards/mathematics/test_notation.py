@@ -55,6 +55,14 @@ from qwenvl.rewards.mathematics.notation import grouped, in_latex
         (r"\frac{\ln x}{x}", ["ln x/x", r"\ln x/x", "ln(x)/x"], ["ln(x/x)"]),
         (r"\sin(x/2)", ["sin x/2", r"\sin\frac{x}{2}"], ["sin(x)/2", "sin x / 2"]),
         (r"x \sin x", [r"\sin x \cdot x", "sin x * x"], ["sin(x^2)"]),
+        (r"mg\sin\theta", ["mgsinθ", "mgsin(θ)", "mg sin θ"], ["mgcosθ", "msinθ"]),
+        (r"\frac\pi2", ["π/2", r"\frac{\pi}{2}"], ["2π"]),
+        # fractions with brackets below, in front of a factor
+        (r"\frac{M-m}{M+m}g", ["(M-m)/(M+m) g", "g(M-m)/(M+m)"], ["(M-m)/((M+m) g)"]),
+        (r"\frac{R_2}{R_1+R_2}V", ["R_2/(R_1+R_2) V"], ["R_2/(R_1+R_2)"]),
+        (r"\frac{1}{2\pi}\sqrt{\frac{k}{m}}", ["1/(2π) √(k/m)", r"1/(2\pi) \sqrt{k/m}"], ["1/(2π √(k/m))"]),
+        (r"\frac{x^{n+1}}{n+1}+C", ["1/(n+1) x^(n+1) + C"], ["x^n + C"]),
+        (r"\frac{1}{(n+1)^2}", ["1/(n+1)^2"], ["1/(n+1)"]),
         # numbers in brackets are factors
         (r"9\pi", [r"\pi(3)^2"], [r"\pi(3)"]),
         ("24", [r"\frac{1}{2}(6)(8)", "4(6)"], ["46"]),

@@ -20,6 +20,8 @@ import pytest
         ("10", ["The value of x is 10.", "The length of BC is 10 cm."], ["x is 10, y is 5"]),
         ("3", ["There are 3."], ["if x is 3"]),
         (r"\boxed{\frac{3}{8}}", [r"The probability is $\frac{3}{8}$."], [r"It is not $\frac{3}{8}$"]),
+        ("2,3", [r"The roots are $\boxed{2}$ and $\boxed{3}$."], [r"\boxed{2}, but correct is \boxed{3}"]),
+        ("7", ["So, $x = 7$.", "So 7"], ["So, $x = 8$."]),
         ("2, 3", ["The roots are 2 and 3."], ["The roots are 2 and 4."]),
         ("72", ["72\n\nExplanation: 48 + 24"], ["24\n\nExplanation: 48 + 24 = 72"]),
         # Markdown
