@@ -68,8 +68,12 @@ _AT_COMMAS = re.compile(r"(?:\[[^\[\]]{0,60}\]|[^,\u3001])+")
 _NUMBER = re.compile(r"\(\s{0,4}(?:step\s{0,4}|#)?([0-9]{1,9})\s{0,4}\)", re.IGNORECASE)
 # "2", "step 2", "#2", "2: insert the fan" and "2 insert the fan", but not "2.5 mm screw".
 _BARE_NUMBER = re.compile(
-    r"(?:(?:step|步[骤驟])\s{0,4})?#?\s{0,4}([0-9]{1,9})(?![0-9])(?:\s{0,4}[.):,-](?![0-9])(.*)|\s(.*))?", re.IGNORECASE
+    r"(?:(?:step|步[骤驟]|第)\s{0,4})?#?\s{0,4}([0-9]{1,9})(?![0-9])步?"
+    r"(?:\s{0,4}[.):,-](?![0-9])(.*)|\s(.*))?",
+    re.IGNORECASE,
 )
+# "Step 1:0-5" is no time of the clock.
+_STEP_AND_COLON = re.compile(r"((?:\bstep\s?|步[骤驟]|第)[0-9]{1,3}步?):(?=[0-9])", re.IGNORECASE)
 # Behind a bare number: "step 2" and "#2" say that the number before is that of a line, and "2." may say so.
 _STEP_BEHIND = re.compile(r"(?:step\s{0,4}|#\s{0,4})([0-9]{1,9})(?![0-9])\W{0,4}(.*)", re.IGNORECASE)
 _NUMBER_BEHIND = re.compile(
@@ -277,6 +281,7 @@ def named_step(text: str, listed: Mapping[str, int]) -> tuple[int | None, str]:
 def _readings(text: str, listed: Mapping[str, int]) -> list[tuple[str, TimedStep | None]]:
     """The entries of a text, each with its span, or None where it is none."""
     text = text.replace("**", "")  # of Markdown: "**Step 1** (0.0 - 3.5)"
+    text = _STEP_AND_COLON.sub(r"\1: ", text)
     objects = _FLAT_OBJECT.findall(text)
     if objects:
         return [(each, _from_object(each, listed)) for each in objects]

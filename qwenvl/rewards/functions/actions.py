@@ -12,8 +12,9 @@ from qwenvl.rewards.functions.text import normalized, pairs, solution_of, unifie
 
 _NUMBER = re.compile(r"\(\s*([0-9]{1,9})\s*\)")
 _SEPARATOR = re.compile(r"[,;\n\u3001]")
-_ITEM = re.compile(r"\A\s*(?:[*\u2022]\s|-\s(?!\s*[0-9]))")  # "- 5 V" may be below 0
-_NUMBER_OF_ITEM = re.compile(r"\A[0-9]{1,3}[.)]\s")
+_ITEM = re.compile(r"\A\s*(?:[*\u2022]\s|\u2022|-\s?(?!\s*[0-9]))")  # "- 5 V" may be below 0
+_NUMBER_OF_ITEM = re.compile(r"\A[0-9]{1,3}[.)](?:\s|(?=[^\W\d_]))")
+_CHINESE_NUMBER_OF_ITEM = re.compile(r"^[ \t]*([0-9]{1,3})\u3001", re.MULTILINE)
 _LETTER = re.compile(r"[^\W\d_]")
 _WORD = re.compile(r"[^\W\d_]+")
 _ONE_OR_TWO = re.compile(r"[0-9]+,[0-9]+(?:\s?[^\W\d_]{1,5})?")  # 3,5 and 3,5 Nm
@@ -23,7 +24,8 @@ _FROM_TO = re.compile(r"\)[ \t]*(?:[-\u2010-\u2015~]+|\.{2,3}|\u2026|(?:to|throu
 _BETWEEN_NUMBERS = re.compile(r"(?:[\s,;|&+/#>(){}\[\]\u2022\u2192\u21d2\u3001和与及]|[-=]>)+")
 # Around numbers: Markdown, LaTeX, the quotes of JSON, and the dashes of a list.
 _MARKUP = re.compile(r"(?<![0-9])[*`$\"']+|[*`$\"']+(?![0-9])|\\boxed\b|^[^\S\n]*-\s", re.MULTILINE)
-_BARE_NUMBER = re.compile(r"([0-9]{1,9})(?:\.0)?")  # of a column with gaps tables write 2.0
+# Of a column with gaps tables write 2.0.
+_BARE_NUMBER = re.compile(r"(?:steps?|actions?|步[骤驟]|第)?([0-9]{1,9})(?:\.0)?步?")
 _WORDS_BESIDE_NUMBERS = frozenset(
     ("", "and", "then", "first", "next", "finally", "step", "steps", "action", "actions")
 )
@@ -42,9 +44,12 @@ _SIGNS = (
     r"[\s!-/:-@\[-^`{-~\u00a1\u00ab\u00b7\u00bb\u00bf"  # those of ASCII, but for _, and of Latin languages
     r"\u2010-\u2027\u2030-\u205e\u2190-\u22ff\u2500-\u27bf\u3001-\u301f]"  # dashes, arrows, symbols, Chinese ones
 )
-_BETWEEN = rf"{_SIGNS}|[0-9]{{1,3}}[.)](?=\s)|\b(?:and|then|first|next|finally)\b|{_CONNECTIVES_IN_CHINESE}"
+_BETWEEN = (
+    rf"{_SIGNS}|[0-9]{{1,3}}(?:[.)](?=\s|[^\W\d_])|\u3001)|\b(?:and|then|first|next|finally)\b"
+    rf"|{_CONNECTIVES_IN_CHINESE}"
+)
 # In front of a name its number in the list, "step 2: insert the fan". That of "2. insert the fan" may count items.
-_OWN_NUMBER = r"(?:(?:step|action)\s)?\[?([0-9]{1,9})\]?\s?[:-]?\s"
+_OWN_NUMBER = r"(?:(?:step|action)\s|步[骤驟]|第)?\[?([0-9]{1,9})步?\]?(?:\s?[:-]\s?|\s)"
 _ENDS_A_PHRASE = frozenset(",;>\u2192\u21d2|\u3001\u3002")
 
 
@@ -67,7 +72,8 @@ def action_phrases(text: str) -> list[str]:
         >>> action_phrases("Insert the  fan, fasten the screw."), action_phrases("- insert\\n- fasten")
         (['insert the fan', 'fasten the screw'], ['insert', 'fasten'])
     """
-    phrases = (normalized(unmarked(_ITEM.sub("", part))) for part in _SEPARATOR.split(unmarked(text)))
+    text = _CHINESE_NUMBER_OF_ITEM.sub(r"\1. ", unmarked(text))
+    phrases = (normalized(unmarked(_ITEM.sub("", part))) for part in _SEPARATOR.split(text))
     return [phrase for phrase in phrases if phrase]
 
 

@@ -45,10 +45,11 @@ _SAID_BELOW = re.compile(rf"^(.*(?:{_ANNOUNCED}|{_ANNOUNCED_IN_CHINESE})):?[ \t]
 _NO_CHOICE = re.compile(
     r"\b(?i:not|cannot|wrong|incorrect|eliminate|exclude|reject|either|neither|between|unsure|or)\b|n't"
 )
-# The last one of "Option A is wrong. The answer is B." decides.
+# The last one of "Option A is wrong. The answer is B." decides, and not "if it rains, the answer is C".
 _ANSWER_IS = re.compile(
-    rf"(?:(?i:\b(?<!\bnot )(?:the|my|final|correct|best) answer) (?:is|would be|should be):? ?"
-    rf"|(?m:^)(?i:(?:final |correct )?answer): ?){_CHOICE}"
+    r"(?:\A|(?<=[.!?:\n])\s{0,4})(?:(?i:so|thus|hence|therefore|wait|no|actually|but)[,:]?\s)?"
+    r"(?i:(?:the|my)\s(?:(?:final|correct|best)\s)?answer\s(?:is|would be|should be):? ?"
+    rf"|(?:final |correct )?answer: ?){_CHOICE}"
     r"(?!(?<=A) (?!(?:as|and|because|but|for|if|or|since)\b)[a-z])"  # a man
 )
 _NEXT_SENTENCE = re.compile(r"[.;]\s+(?=[A-Z][a-z])")
@@ -68,7 +69,7 @@ _QUOTED_LETTER = re.compile(r"(['\"])([A-Z])\1")
 _MARKUP = re.compile(r"[*`$]|\\[()\[\]]|^#+\s|^[-\u2022]\s+(?=[(\[]?[A-H]\b)", re.MULTILINE)
 _UNDERLINED = re.compile(r"(?<!\w)_([A-H])_(?!\w)")
 _BEFORE_IN_CHINESE = re.compile(
-    r"\A(?:故|所以|因此)?我?(?:应该?)?(?:选[择項项]?|\[?(?:正确)?(?:答案|选项)\]?)[是为為:]*\s*"
+    r"\A(?:故|所以|因此)?我?(?:应该?)?(?:选[择項项]?|\[?(?:正确)?(?:答案|选项)\]?|正确的)[是为為:]*\s*"
 )
 _BEHIND_IN_CHINESE = re.compile(r"(?<=[A-H)\]])(?:选?项(?:是?正确的?|对)?|是?正确的?|对)[\u3002.]?\Z")
 # "Both A and C", "I choose B", "It's B", "Therefore, B", "I think that it is B".

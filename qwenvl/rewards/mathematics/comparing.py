@@ -122,8 +122,14 @@ def _without_percent(gold: str, answer: str) -> tuple[str, str]:
     if not all(found):
         if all(PLAIN_NUMBER.fullmatch(plain(each)) for each in without):
             return gold, answer
-        without = [rf"\frac{{{each}}}{{100}}" if sign else each for each, sign in zip(without, found, strict=True)]
+        without = [_hundredth_of(each) if sign else each for each, sign in zip(without, found, strict=True)]
     return without[0], without[1]
+
+
+def _hundredth_of(text: str) -> str:
+    """A value, perhaps with a name in front of it, by 100."""
+    name, sign, value = text.rpartition("=")
+    return rf"{name}{sign}\frac{{{value}}}{{100}}"
 
 
 def _have_other_signs(text: str, other: str) -> bool:

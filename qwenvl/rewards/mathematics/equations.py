@@ -29,6 +29,7 @@ _BINDS_A_LETTER = re.compile(r"\\(?:sum|prod|int|lim)(?![a-zA-Z])")
 # Names: x, v_1, f(2), f(g(x)), (f + g)(x), E[X], f^{-1}(x), y', \alpha, \angle 1, \sigma^2, |z|, \frac{dy}{dx}, (x, y).
 _CONSTANT = re.compile(r"\\(?:pi|infty|emptyset)(?![a-zA-Z])")
 _NUMBERED_ANGLE = re.compile(r"\\angle\s?[0-9]")
+_COMBINATIONS_OF = re.compile(r"[CPA]_\{?[0-9]{1,3}\}?\^\{?[0-9]{1,3}\}?")  # C_5^2, the number of pairs of five
 _UNSOLVED = re.compile(r"\\(?:sqrt|ln|log|exp)(?![a-zA-Z])|([A-Za-z])\([^()]*\1[^()]*\)")  # \sqrt{x} = 3, n(n + 1) = 42
 _MARK = re.compile(r"\\(?:vec|overline|hat|bar|text|math(?:bf|bb|rm)|left|right)(?![a-zA-Z])|\\Delta(?= ?[A-Za-z])")
 _INVERSE_OR_VARIANCE = re.compile(r"(?<=[A-Za-z])\^\{?-1\}?|(?<=\\sigma)\^\{?2\}?")
@@ -208,7 +209,7 @@ def _is_name(text: str) -> bool:
         return True
     if _UNSOLVED.search(text):
         return False
-    shown = _CONSTANT.sub("1", DERIVATIVE.sub("d", _NUMBERED_ANGLE.sub("a", text)))
+    shown = _CONSTANT.sub("1", DERIVATIVE.sub("d", _NUMBERED_ANGLE.sub("a", _COMBINATIONS_OF.sub("C", text))))
     shown = _INVERSE_OR_VARIANCE.sub("", shown)
     shown = SUBSCRIPT.sub("", shown)
     shown = COMMAND.sub("a", _MARK.sub("", shown))

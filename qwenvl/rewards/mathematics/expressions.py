@@ -140,12 +140,13 @@ def _is_product(word: re.Match[str], text: str, other: str) -> bool:
         return False
     if text.startswith("^", word.end()):  # at^2
         return True
+    is_behind_a_digit = text[: word.start()][-1:].isdecimal()  # 2as
     if len(word[0]) == 2:
-        is_behind_a_digit = text[: word.start()][-1:].isdecimal()  # 2as
         return is_behind_a_digit or word[0].casefold() not in _NO_PRODUCTS
     factors = set("".join(_UP_TO_TWO_LETTERS.findall(other)))
-    are_same = any(sorted(word[0]) == sorted(each) for each in _WORD.findall(other))  # abc and bca
-    return are_same or factors.issuperset(word[0])
+    words = _WORD.findall(other)
+    is_in_other_order = is_behind_a_digit and any(sorted(word[0]) == sorted(each) for each in words)  # 2abc and 2bca
+    return word[0] in words or is_in_other_order or factors.issuperset(word[0])
 
 
 def has_several_numbers(text: str) -> bool:

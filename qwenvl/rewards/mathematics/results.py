@@ -41,7 +41,9 @@ _EQUALS = re.compile(r"^[\s$]*(?:=|\u2248|\\approx(?![a-z]))")
 _FINAL_DOT = re.compile(r"(?<=[^.\s])\s{0,4}[.\u3002](?=[\s$]{0,8}$)")
 _BOX = re.compile(r"\\(?:boxed|fbox)\s{0,4}\{")
 _BARE_BOX = re.compile(r"\\boxed\s{1,4}([0-9]{1,30}|[A-Za-z])(?![\w.])")
-_BETWEEN_STEPS = re.compile(r"[,;\n\u2192\u21d2\u2234]|\\\\|\\(?:Rightarrow|implies|therefore)(?![a-zA-Z])")
+_BETWEEN_STEPS = re.compile(
+    r"[.:](?=[\s$])|[,;\n\u2192\u21d2\u2234]|\\\\|\\(?:Rightarrow|implies|therefore)(?![a-zA-Z])"
+)
 _BEGINS_A_STEP = re.compile(r"[\s$&\\\[(]*(?:[^.:]{0,60}=[\s$]*)?")  # x =
 _EQUALS_SIGN = re.compile(r"(?<![<>!:])=")
 _BRACE = re.compile(r"\\?[{}]")  # one behind a backslash is that of a set
@@ -147,7 +149,9 @@ def result_of(solution: str) -> str:
     """
     solution = _BARE_BOX.sub(r"\\boxed{\1}", solution)
     _, mark, behind = solution.rpartition(_RESULT)
-    if mark:
+    lines = behind.strip().splitlines()
+    # Behind a heading of Markdown there are words, and more lines.
+    if mark and lines and (len(lines) == 1 or not has_words(split_unit(lines[0]).value)):
         return behind.strip()
     boxes = _boxes_in(solution)
     if len(boxes) > 1:
@@ -162,8 +166,7 @@ def result_of(solution: str) -> str:
 
 
 def _stated(text: str) -> str:
-    """What a text states: the line behind the last "the answer is", ####, or the end of "The value of x is 10"."""
-    _, _, text = text.rpartition(_RESULT)
+    """What a text states: the line behind the last "the answer is", or the end of "The value of x is 10"."""
     announced = list(_ANNOUNCED.finditer(text))
     if _BOX.search(text):
         # What is in the box counts, wherever it is.

@@ -79,16 +79,20 @@ _UNIT_WITH_POWER = re.compile(r"(?<=[0-9}]) ?([^\W\d_]{2,}) ?\^ ?\{?([0-9])\}?$"
 # does not end so would take 2^n steps.
 _WRAPPED_UNIT = re.compile(rf"(?>{WRAPPER}\{{[^{{}}]*\}}(?: ?{_EXPONENT})?(?: ?(?:/|\*|\\cdot))? ?)+$")
 _ENDS_AS_A_NUMBER = re.compile(r"(?:[0-9}\])°%]|\\pi)$")
-# What is no unit behind a number: 3 quarters, 5 or more, 2 squared, 4 is wrong.
-_NO_UNIT = re.compile(
-    r"\b(?:and|or|but|if|because|since|plus|minus|times|by|over|divided|squared|cubed|root|factorial|mod(?:ulo)?"
-    r"|more|less|fewer|least|most|below|above|under|too|many|few|short|negative|zero|percent"
-    r"|is|are|was|were|be|do|does|did|not?|never|wrong|incorrect|false|excluded|ruled|out"
-    r"|half|halves|score|gross|grand|pairs?|couples?|triples?|one|two|three|four|five|six|seven|eight|nine|ten"
-    r"|(?:third|quarter|fourth|fifth|sixth|seventh|eighth|ninth|tenth|twelfth|\w{1,9}(?:teen|tie|dred|sand)th)s?)\b|n't",
+# Units that a value may lack: those that have a symbol, and what is counted in English or Chinese. Other words may say
+# more about the number: 3 quarters, 5 or more, 2 squared, 5 point two, 5 \u4ee5\u4e0a.
+_COUNTED = re.compile(r"[a-z]{2,20}s|people|men|women|children", re.IGNORECASE)
+_NOT_COUNTED = re.compile(
+    r"(?:four|fif|six|seven|eigh|nin|ten|twelf|\w{1,9}(?:teen|tie|red|sand|lion))ths|halves|thirds|quarters|tens|dozens|pairs|couples|triples|doubles|times|plus|minus|less|versus|does|this"
+    r"|us|gross|previous|ones|twos|false",
     re.IGNORECASE,
 )
-_MOST_WORDS = 4  # dollars for each day
+_SHORT_NAMES = {"mph", "rpm", "fps", "usd", "eur"}
+_COUNTED_IN_CHINESE = set("个個元米克秒分天年月岁歲人只隻次本块塊台张張条條件支度升层層颗顆")
+_COUNTED_IN_CHINESE |= {"厘米", "毫米", "千米", "公里", "千克", "公斤", "毫升", "分钟", "分鐘", "小时", "小時", "美元"}
+_COUNTED_IN_CHINESE |= {"平方米", "平方厘米", "立方米", "立方厘米"}
+_PER = re.compile(r"\s?(?:/|\b(?:per|an?|each)\b)\s?")
+_MAY_BE_A_PRODUCT = {"mv", "mg", "ms", "ma", "mw", "mj", "in", "mi", "pa", "ha", "us", "am", "pm"}
 _THIN_SPACE = re.compile(r"\\[,;: ]")
 _SET_APART = re.compile(rf"\s|[{CJK}]")
 _LETTER = re.compile(r"[^\W\d_]")
@@ -175,7 +179,7 @@ def split_units(gold: str, answer: str) -> tuple[Measure, Measure]:
         return Measure(gold), Measure(answer)
     if not answered.unit and _is_surely_a_unit(gold, golden):
         return Measure(golden.value), answered
-    if not golden.unit and (_is_surely_a_unit(answer, answered) or is_unit(answered.unit)):
+    if not golden.unit and _is_surely_a_unit(answer, answered):
         return golden, Measure(answered.value)
     return golden, answered
 
@@ -197,12 +201,30 @@ def _are_variables(text: str, measure: Measure, other: str) -> bool:
 
 
 def _is_surely_a_unit(text: str, measure: Measure) -> bool:
-    """Whether what is behind a value is a unit and no variables, ``5 \\text{m}``, ``5 m``, and no part of a number."""
-    is_short = len(measure.unit.split()) <= _MOST_WORDS
-    if not is_short or _NO_UNIT.search(measure.unit) or only_number(f"1 {measure.unit}") != 1:  # 2 dozen
+    """Whether what is behind a value is a unit, ``5 \\text{m}`` and ``5 m``, and neither variables nor words on it."""
+    if not _is_known(measure.unit):
         return False
     behind = unwrapped(text).removeprefix(measure.value)
-    return _unit_in_latex(text) is not None or _SET_APART.match(behind) is not None
+    is_joined = measure.unit.lower() in _UNITS_OF_TWO_LETTERS - _MAY_BE_A_PRODUCT  # 5cm
+    return is_joined or _unit_in_latex(text) is not None or _SET_APART.match(behind) is not None
+
+
+def _is_known(unit: str) -> bool:
+    """Whether words are a unit that has a symbol, or what is counted: ``km/h``, ``dollars per day``, and not ``dozen``.
+
+    Example:
+        >>> [_is_known(unit) for unit in ("km/h", "dollars per day", "square inches", "dozen", "or more")]
+        [True, True, True, False, False]
+    """
+    if only_number(f"1 {unit}") != 1:
+        return False
+    if re.search(f"[{CJK}]", unit):
+        return unit in _COUNTED_IN_CHINESE
+    counted, *per = _PER.split(re.sub(r"\A(?:square|cubic) ", "", unit))
+    is_one_word = len(per) < 2 and all(re.fullmatch(r"[^\W\d_]+", each) for each in per)
+    has_a_name = _in_short(counted) in _NAMES or counted.lower() in _SHORT_NAMES
+    is_counted = _COUNTED.fullmatch(counted) is not None and not _NOT_COUNTED.fullmatch(counted)
+    return is_unit(unit) or (is_one_word and (has_a_name or is_counted or is_unit(counted)))
 
 
 def split_unit(text: str) -> Measure:

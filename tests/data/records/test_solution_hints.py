@@ -59,7 +59,7 @@ def test_a_solution_of_the_list_has_no_hint(solution):
         ("1-2", "the prompt has a list of steps, and the solution names no step of it"),
         ("S1, S2", "the prompt has a list of steps, and the solution names no step of it"),
         ("No. 2", "the prompt has a list of steps, and the solution names no step of it"),
-        ("1.take the lid 2.hold it", "the prompt has a list of steps, and the solution names no step of it"),
+        ("1.take the lid 2.hold it", "the solution names a step of the prompt's list, and more that is none"),
         ("0-2 take lid\n2-3 hold it", "the solution names a step that is not in the prompt's list, string"),
         ("0-2 (1); 2-3 hold", "the solution names a step that is not in the prompt's list, string"),
         ("0.0-3.5 (1) turn\n3.5-7.0 (2)", "the solution gives a number another name"),

@@ -338,6 +338,28 @@ def test_rouge_agrees_with_the_library():
             assert value_of("rouge", text, truth) == pytest.approx(expected)
 
 
+IN_CHINESE = [{"role": "user", "content": "哪些?\n(1) 取盖\n(2) 装风扇\n(3) 盖"}]
+
+
+@pytest.mark.parametrize(
+    ("answer", "score"),
+    [
+        *((text, 1) for text in ("取盖和装风扇", "先取盖，然后装风扇", "首先取盖，再装风扇。", "取盖、装风扇", "1和2")),
+        *((text, 1) for text in ("1.取盖\n2.装风扇", "1、取盖\n2、装风扇", "步骤1、步骤2")),
+        ("步骤1：取盖\n步骤2：装风扇", 1),
+        ("第1步：取盖\n第2步：装风扇", 1),
+        ("取盖板", 0),  # another name
+    ],
+)
+def test_names_and_numbers_in_chinese_have_no_spaces_around_them(answer, score):
+    assert value_of("accuracy", answer, "(1) (2)", prompts=IN_CHINESE) == score
+
+
+@pytest.mark.parametrize("answer", ["1.open\n2.close", "1、open\n2、close", "-open\n-close", "•open\n•close"])
+def test_signs_of_a_list_need_no_space(answer):
+    assert value_of("accuracy", answer, "open, close") == 1
+
+
 READINGS = [
     *((letters, text, {"B"}) for text in ("B", "b", "(B)", "**B**", "B. the red fan", "The answer is B", r"\boxed{B}")),
     *((letters, text, {"B"}) for text in (r"$\boxed{\text{(B)}}$", r"The answer is \boxed{B}.")),

@@ -23,6 +23,7 @@ from qwenvl.rewards.mathematics.comparing import compare_as_text
         (r"\frac{dP}{dt}=kP", ["dP/dt = kP"], ["dP/dt = -kP"]),
         ("x = 5 cm", ["5 cm"], ["5 m"]),
         (r"\vec{v} = (1,2)", ["(1,2)"], ["(2,1)"]),
+        ("10", ["C_5^2 = 10", "C_{5}^{2} = 10"], ["C_5^2 = 11"]),
         # ranges, scores, dates
         ("20-30", ["20 - 30"], ["30-40", "-10"]),
         ("3-5 cm", ["3-5 cm"], ["4-6 cm"]),

@@ -15,7 +15,11 @@ import pytest
         (r"\frac{3}{4} \text{ hours}", [r"\frac{3}{4}", "0.75 h"], ["0.75 min"]),
         ("5 m", ["5"], ["5 s"]),
         (r"50\%", ["50%", "50 percent", "50"], ["50 cm"]),
+        ("0.2", [r"x = 20\%", "x = 0.2"], [r"x = 2\%"]),
         ("5", ["5 months"], ["5 divided by two", "5 twelfths", "5 below zero", "5 couples", "5 excluded", "5 short"]),
+        ("5", ["5个", "5米", "5平方米", "5 square inches"], ["5万", "5 亿", "5以上", "5分之一"]),
+        ("5", [], ["5 point five", "5 K", "5的平方"]),
+        (r"\frac{2A}{h}", ["2A/h"], ["2h/A"]),
         # letters that may be variables
         ("5m", ["5 m", "5m"], ["5"]),
         ("2abc", ["2acb", "2 a b c"], ["2", "2ab"]),
