@@ -133,7 +133,7 @@ def letters(text: str) -> set[str]:
         >>> sorted(letters("The answer is A or B.")), sorted(letters("The answer is B."))
         (['A', 'B'], ['B'])
     """
-    text = _cleaned(text)
+    text = _deciding_part(_cleaned(text))
     return _chosen(_REASON.sub("", text)) or _chosen(text)
 
 
@@ -172,7 +172,7 @@ def _chosen(text: str) -> set[str]:
 
 
 def _cleaned(text: str) -> str:
-    """A text without boxes, markup, quotes, and rejected options. Of a letter on its own line that line."""
+    """A text without boxes, markup, quotes, and rejected options."""
     text = unwrapped(text).translate(_QUOTES_AND_BRACKETS).strip()
     found = _OBJECT.fullmatch(text)
     if found is not None:
@@ -190,23 +190,32 @@ def _cleaned(text: str) -> str:
     without = _REJECTED.sub("", text)
     if without != text:
         text = _BEHIND_A_REJECTED_ONE.sub("", without).rstrip(" ,;(")
-    text = _BEFORE.sub("", text)
+    return _BEFORE.sub("", text)
+
+
+def _deciding_part(text: str) -> str:
+    """The part of a text that decides: below or behind the last "the answer is", or a letter on a line of its own."""
     announced = [found for found in _SAID_BELOW.finditer(text) if not _NO_CHOICE.search(found[1])]
     if announced:
         text = text[announced[-1].end() :]
-    said_last = [found.start() for found in _ANSWER_IS.finditer(text)][-1:]
-    if said_last:
-        return _NEXT_SENTENCE.split(text[said_last[0] :], maxsplit=1)[0]
+    said = list(_ANSWER_IS.finditer(text))
+    if said:
+        return _NEXT_SENTENCE.split(text[said[-1].start() :], maxsplit=1)[0]
+    return _lone_line(text) or text
+
+
+def _lone_line(text: str) -> str | None:
+    """The last or the first line where it is a letter, and the others are an explanation or its text. Else None."""
     before, _, last_line = text.rpartition("\n")
-    is_last_alone = _OWN_LINE.fullmatch(last_line) is not None and not _OWN_LINE.search(before)
     *_, line_before = before.strip().splitlines() or [""]
     is_whole = line_before.endswith((".", "!", ":", "\u3002")) or before.endswith("\n")  # no "I eliminate", and then B
+    is_last_alone = _OWN_LINE.fullmatch(last_line) is not None and not _OWN_LINE.search(before)
     if is_last_alone and is_whole and not _NO_CHOICE.search(line_before) and not _chosen(before):
         return last_line
     first_line, _, behind = text.partition("\n")
-    is_alone = re.fullmatch(rf"{_CHOICE}[.:]?\s*", first_line) is not None and not _OWN_LINE.search(behind)
+    is_first_alone = _OWN_LINE.fullmatch(first_line) is not None and not _OWN_LINE.search(behind)
     is_text_behind = re.match(r"\s*(?!(?:and|or|option|answer|choice)\b)[^\W\d_]{2}", behind) is not None
-    return first_line if is_alone and is_text_behind else text
+    return first_line if is_first_alone and is_text_behind else None
 
 
 def _marked(text: str) -> set[str]:

@@ -8,38 +8,14 @@ from collections.abc import Sequence
 from qwenvl.rewards.mathematics.equations import is_equation
 from qwenvl.rewards.mathematics.expressions import FUNCTION_NAMES, WRAPPED_TEXT, closing_brackets, has_words
 from qwenvl.rewards.mathematics.notation import in_latex
+from qwenvl.rewards.mathematics.statements import AND_OR, BOX, FINAL_DOT, stated_in
 from qwenvl.rewards.mathematics.units import is_unit, split_unit
 
 # What stands around an expression: Markdown, an equals sign in front of it, and a dot, perhaps within the dollar signs.
 _MARKDOWN = re.compile(
     r"(?<![\w)\]}*])(?:(\*{1,3}|`)(?!\s)(?P<text>[^*`\n]+)(?<!\s)\1|__(?!\s)(?P<underlined>[^_\n]+)(?<!\s)__)(?![\w(*])"
 )
-# "So the final answer is", in a text or in front of it, and in Chinese.
-_ANNOUNCED = re.compile(
-    r"(?:\A|(?<=[\n.!?,;:\u3002])|\b(?:so|thus|hence|therefore)\b)[\s,$]{0,4}"
-    r"(?:(?:the|my)\s)?(?:final\s|correct\s)?(?:answer|result)"
-    r"(?:\s?[:=]|\s(?:is|are)(?:\s(?:about|approximately))?:?(?!\s(?:not|to|that)\b))\s(?:option\s(?=[A-H]\b))?"
-    r"|\Aoption\s(?=[A-H]\b)"
-    r"|(?:答案|结果)[是为為:=]{1,2}\s{0,4}|(?:\A|(?<=[\n\u3002]))答:",
-    re.IGNORECASE,
-)
-_EXPLAINS = re.compile(r"\W*(?:explanation|reasoning|because|since|here(?:'s| is) (?:why|how))\b", re.IGNORECASE)
-# "The value of x is 10": what is asked for, and not "the square of x is 10".
-_QUANTITIES = (
-    r"(?:values?|number|total|sum|length|width|height|distance|area|perimeter|circumference|volume|radius|diameter"
-    r"|angles?|measure|probability|speed|velocity|time|cost|price|ratio|average|mean|median|slope"
-    r"|difference|product|quotient|remainder|derivative|integral|limit|maximum|minimum|expression|function|equation"
-    r"|roots?|solutions?|points?|coordinates|cent(?:er|re)|vertex)"
-)
-_STATES = re.compile(
-    r"(?:(?:so|thus|hence|therefore|then),?\s)?"
-    rf"(?:there|it|(?:the|its)\s(?:(?:total|exact|shaded|shortest|smallest|largest)\s)?{_QUANTITIES}(?:\sof\s[^.;]{{1,60}}?)?)"
-    r"\s(?:is|are|equals)\s(?:about\s|approximately\s)?",
-    re.IGNORECASE,
-)
 _EQUALS = re.compile(r"^[\s$]*(?:=|\u2248|\\approx(?![a-z]))")
-_FINAL_DOT = re.compile(r"(?<=[^.\s])\s{0,4}[.\u3002](?=[\s$]{0,8}$)")
-_BOX = re.compile(r"\\(?:boxed|fbox)\s{0,4}\{")
 _BARE_BOX = re.compile(r"\\boxed\s{1,4}([0-9]{1,30}|[A-Za-z])(?![\w.])")
 _BETWEEN_STEPS = re.compile(
     r"[.:](?=[\s$])|[,;\n\u2192\u21d2\u2234]|\\\\|\\(?:Rightarrow|implies|therefore)(?![a-zA-Z])"
@@ -55,17 +31,10 @@ _NAME_IN_WORDS = re.compile(
     r"[\s$]*(?:m?\\(?:angle|triangle)\s?[A-Z]{1,4}|\\text\s?\{[^{}=]{1,60}\}"
     rf"|(?!(?:{FUNCTION_NAMES}|sqrt)(?![A-Za-z]))[A-Za-z]{{4,20}}(?: [A-Za-z]{{1,20}}){{0,4}})\s{{0,4}}=(?!=)"
 )
-_SO = re.compile(r"\A(?:so|thus|hence|therefore)[,:]?\s", re.IGNORECASE)
 _NOT = re.compile(r"\bnot[\s$]*\Z", re.IGNORECASE)
 _REJECTED = re.compile(r"[\s$]*(?:is|was)(?: not|n't)\b", re.IGNORECASE)
 _IMPLIES = re.compile(r"\\(?:Rightarrow|implies)(?![a-zA-Z])|\u21d2")  # 2x = 6 \Rightarrow x = 3
 _RESULT = "####"  # in front of the result of a worked solution, as in GSM8K
-# Between expressions: "2 or 3", "x = 2 and x = 3".
-_AND_OR = re.compile(
-    r"(?:(?<=[0-9)}\]$%])|(?<=[^A-Za-z][A-Za-z])|(?<=^[A-Za-z])|(?<=\\pi)|(?<=\\circ)|(?<=[0-9] [a-z]{2}))"
-    r"\s{0,4},?\s{0,4}(?:\\text\s?\{\s{0,4}(?:and|or)\s{0,4}\}\s{0,4}|(?<=[\s,$])(?:and|or)\s{1,4})"
-    r"(?=[-+$0-9\\(\[{.]|[^\W\d_](?:_\{?\w{1,3}\}?)?\s{0,4}(?:[-+*/^=<>]|\\(?:le|ge)(?![a-z])))"
-)
 _INEQUALITY = re.compile(r"[<>]|\\(?:le|ge|ne)(?![a-zA-Z])")
 
 
@@ -129,7 +98,7 @@ def _boxes_in(text: str) -> list[tuple[int, str, int]]:
     """The boxes of a text that are closed: where each begins, what it holds, and where it has ended."""
     closing = closing_brackets(text, _BRACE)
     boxes = []
-    for box in _BOX.finditer(text):
+    for box in BOX.finditer(text):
         end = closing.get(box.end() - 1)
         if end is not None:
             boxes.append((box.start(), text[box.end() : end], end + 1))
@@ -165,25 +134,6 @@ def result_of(solution: str) -> str:
     return solution
 
 
-def _stated(text: str) -> str:
-    """What a text states: the line behind the last "the answer is", or the end of "The value of x is 10"."""
-    announced = list(_ANNOUNCED.finditer(text))
-    if _BOX.search(text):
-        # What is in the box counts, wherever it is.
-        return text[announced[0].end() :] if announced and announced[0].start() == 0 else text
-    if announced:
-        lines = text[announced[-1].end() :].strip().splitlines()
-        return lines[0] if lines else text
-    first_line, *others = text.strip().splitlines() or [""]
-    if any(map(_EXPLAINS.match, others)) and not has_words(split_unit(first_line).value):
-        return first_line
-    stated = _STATES.match(text)
-    if stated is None:
-        return text
-    value = _AND_OR.sub(", ", _FINAL_DOT.sub("", text[stated.end() :]))
-    return text if has_words(split_unit(value).value) else value
-
-
 def expression_in(text: str, *, has_thousands: bool = True) -> str:
     r"""The expression that an answer writes, in LaTeX: without Markdown, box, equals sign in front, and final dot.
 
@@ -195,8 +145,7 @@ def expression_in(text: str, *, has_thousands: bool = True) -> str:
     """
     text = _BARE_BOX.sub(r"\\boxed{\1}", text)
     text = _MARKDOWN.sub(lambda found: found["text"] or found["underlined"], text)
-    text = _SO.sub("", text)
-    text = in_latex(unboxed(_stated(text)), has_thousands=has_thousands)
+    text = in_latex(unboxed(stated_in(text)), has_thousands=has_thousands)
     *_, implied = _IMPLIES.split(text)
     if "=" in implied:
         text = implied
@@ -204,11 +153,11 @@ def expression_in(text: str, *, has_thousands: bool = True) -> str:
     if name is not None and "=" not in text[name.end() :]:  # as a letter with an index, which is no word
         index = "".join(character for character in name[0].lower() if character.isalpha())
         text = f"N_{{{index}}} = {text[name.end() :]}"
-    text = _EQUALS.sub("", _FINAL_DOT.sub("", text)).strip()
+    text = _EQUALS.sub("", FINAL_DOT.sub("", text)).strip()
     wrapped = WRAPPED_TEXT.fullmatch(text.strip("$"))
     if wrapped is not None:
         return wrapped[1]
     if not _INEQUALITY.search(text):
-        return _AND_OR.sub(", ", text)
+        return AND_OR.sub(", ", text)
     # x < 2 or x > 5 is not x < 2 and x > 5
-    return _AND_OR.sub(lambda found: r" \lor " if "or" in found[0] else r" \land ", text)
+    return AND_OR.sub(lambda found: r" \lor " if "or" in found[0] else r" \land ", text)

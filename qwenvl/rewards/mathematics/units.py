@@ -83,8 +83,9 @@ _ENDS_AS_A_NUMBER = re.compile(r"(?:[0-9}\])°%]|\\pi)$")
 # more about the number: 3 quarters, 5 or more, 2 squared, 5 point two, 5 \u4ee5\u4e0a.
 _COUNTED = re.compile(r"[a-z]{2,20}s|people|men|women|children", re.IGNORECASE)
 _NOT_COUNTED = re.compile(
-    r"(?:four|fif|six|seven|eigh|nin|ten|twelf|\w{1,9}(?:teen|tie|red|sand|lion))ths|halves|thirds|quarters|tens|dozens|pairs|couples|triples|doubles|times|plus|minus|less|versus|does|this"
-    r"|us|gross|previous|ones|twos|false",
+    r"(?:four|fif|six|seven|eigh|nin|ten|twelf|\w{1,9}(?:teen|tie|red|sand|lion))ths|halves|thirds|quarters"
+    r"|tens|dozens|ones|twos|pairs|couples|triples|doubles|times|plus|minus|less|versus|gross|previous|false"
+    r"|does|this|us",
     re.IGNORECASE,
 )
 _SHORT_NAMES = {"mph", "rpm", "fps", "usd", "eur"}

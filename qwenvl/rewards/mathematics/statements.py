@@ -1,0 +1,76 @@
+"""What an answer states in words: behind "the answer is", in "the value of x is 10", or on its first line."""
+
+from __future__ import annotations
+
+import re
+
+from qwenvl.rewards.mathematics.expressions import has_words
+from qwenvl.rewards.mathematics.units import split_unit
+
+BOX = re.compile(r"\\(?:boxed|fbox)\s{0,4}\{")
+FINAL_DOT = re.compile(r"(?<=[^.\s])\s{0,4}[.\u3002](?=[\s$]{0,8}$)")
+# Between expressions: "2 or 3", "x = 2 and x = 3".
+AND_OR = re.compile(
+    r"(?:(?<=[0-9)}\]$%])|(?<=[^A-Za-z][A-Za-z])|(?<=^[A-Za-z])|(?<=\\pi)|(?<=\\circ)|(?<=[0-9] [a-z]{2}))"
+    r"\s{0,4},?\s{0,4}(?:\\text\s?\{\s{0,4}(?:and|or)\s{0,4}\}\s{0,4}|(?<=[\s,$])(?:and|or)\s{1,4})"
+    r"(?=[-+$0-9\\(\[{.]|[^\W\d_](?:_\{?\w{1,3}\}?)?\s{0,4}(?:[-+*/^=<>]|\\(?:le|ge)(?![a-z])))"
+)
+
+_SO = re.compile(r"\A(?:so|thus|hence|therefore)[,:]?\s", re.IGNORECASE)
+# "So the final answer is", in a text or in front of it, and in Chinese.
+_ANNOUNCED = re.compile(
+    r"(?:\A|(?<=[\n.!?,;:\u3002])|\b(?:so|thus|hence|therefore)\b)[\s,$]{0,4}"
+    r"(?:(?:the|my)\s)?(?:final\s|correct\s)?(?:answer|result)"
+    r"(?:\s?[:=]|\s(?:is|are)(?:\s(?:about|approximately))?:?(?!\s(?:not|to|that)\b))\s(?:option\s(?=[A-H]\b))?"
+    r"|\Aoption\s(?=[A-H]\b)"
+    r"|(?:答案|结果)[是为為:=]{1,2}\s{0,4}|(?:\A|(?<=[\n\u3002]))答:",
+    re.IGNORECASE,
+)
+_EXPLAINS = re.compile(r"\W*(?:explanation|reasoning|because|since|here(?:'s| is) (?:why|how))\b", re.IGNORECASE)
+# "The value of x is 10": what is asked for, and not "the square of x is 10".
+_QUANTITIES = (
+    r"(?:values?|number|total|sum|length|width|height|distance|area|perimeter|circumference|volume|radius|diameter"
+    r"|angles?|measure|probability|speed|velocity|time|cost|price|ratio|average|mean|median|slope"
+    r"|difference|product|quotient|remainder|derivative|integral|limit|maximum|minimum|expression|function|equation"
+    r"|roots?|solutions?|points?|coordinates|cent(?:er|re)|vertex)"
+)
+_STATES = re.compile(
+    r"(?:(?:so|thus|hence|therefore|then),?\s)?"
+    rf"(?:there|it|(?:the|its)\s(?:(?:total|exact|shaded|shortest|smallest|largest)\s)?{_QUANTITIES}"
+    r"(?:\sof\s[^.;]{1,60}?)?)"
+    r"\s(?:is|are|equals)\s(?:about\s|approximately\s)?",
+    re.IGNORECASE,
+)
+
+
+def stated_in(text: str) -> str:
+    """The part of a text that states its answer, or all of it.
+
+    It is the line behind the last "the answer is", a first line that later ones explain, or the end of a sentence on
+    what is asked for. A box counts before all of them.
+
+    Example:
+        >>> stated_in("It is 4. No: the answer is 5."), stated_in("The area is 10 cm^2."), stated_in("Twice x is 10")
+        ('5.', '10 cm^2', 'Twice x is 10')
+    """
+    text = _SO.sub("", text)
+    announced = list(_ANNOUNCED.finditer(text))
+    if BOX.search(text):
+        begins_so = bool(announced) and announced[0].start() == 0
+        return text[announced[0].end() :] if begins_so else text
+    if announced:
+        lines = text[announced[-1].end() :].strip().splitlines()
+        return lines[0] if lines else text
+    first_line, *others = text.strip().splitlines() or [""]
+    if any(map(_EXPLAINS.match, others)) and _is_value(first_line):
+        return first_line
+    stated = _STATES.match(text)
+    if stated is None:
+        return text
+    value = AND_OR.sub(", ", FINAL_DOT.sub("", text[stated.end() :]))
+    return value if _is_value(value) else text
+
+
+def _is_value(text: str) -> bool:
+    """Whether a text has no words but those of a unit."""
+    return not has_words(split_unit(text).value)
