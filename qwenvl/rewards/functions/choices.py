@@ -22,12 +22,13 @@ _LAST_OPTION = _OPTIONS[-1]  # letters behind it begin names: "B. Carl and J. Sm
 _IN_BRACKETS = re.compile(r"(?:(?<=\s)|^)[(\[]([A-Z])[)\]](?=\s|$)")
 _CHOICE = r"[(\[]?([A-H])[)\]]?(?!\w)"
 # In front of a choice, in words and in Chinese.
+_NOT_REJECTED = r"(?<!\bnot )(?i:(?<!\bwrong )(?<!\bincorrect )(?<!\bworst )(?<!\bleast likely ))(?<!错误)"
 _ANNOUNCED = r"\b(?i:answer|option|choice|antwort)s?(?: is| are| (?:should|would|must) be)?"
 _ANNOUNCED_IN_CHINESE = "答案[是为為]?|选[择項项]?[是为為]?"
 # A small letter must end what is said: "the answer is a man" chooses nothing.
 _SAID = re.compile(
     # "Option A, not option B" chooses one.
-    rf"(?:(?<!\bnot ){_ANNOUNCED}|{_ANNOUNCED_IN_CHINESE}):? ?"
+    rf"(?:{_NOT_REJECTED}{_ANNOUNCED}|(?<!错误){_ANNOUNCED_IN_CHINESE}):? ?"
     # "Answer: A man" chooses nothing either, and "the answer is A because" does.
     r"[(\[]?(?:([A-Z])\b(?!(?<=A) (?!(?:as|and|because|but|for|if|is|or|since|which|with)\b)[a-z])"
     # "Option B is wrong" chooses nothing.
@@ -41,9 +42,14 @@ _SAID_SEVERAL = re.compile(
     r"([(\[]?[A-Z][)\]]?(?:\s{0,4}(?:,|/|&|、|和|,? ?\b(?:and|or)\b)\s{0,4}(?!I\s+[a-z])[(\[]?[A-Z]\b[)\]]?)+)"
 )
 # The letters are on the lines behind: "The correct answer is:".
-_SAID_BELOW = re.compile(rf"^(.*(?:{_ANNOUNCED}|{_ANNOUNCED_IN_CHINESE})):?[ \t]{{0,4}}\n\s{{0,9}}", re.MULTILINE)
+_SAID_BELOW = re.compile(
+    r"^(.*(?:\b(?i:answers?|(?:correct|right|best)\s(?:option|choice)s?)(?: is| are)?"
+    rf"|{_ANNOUNCED_IN_CHINESE})):?[ \t]{{0,4}}\n\s{{0,9}}",
+    re.MULTILINE,
+)
 _NO_CHOICE = re.compile(
-    r"\b(?i:not|cannot|wrong|incorrect|eliminate|exclude|reject|either|neither|between|unsure|or)\b|n't"
+    r"\b(?i:not|cannot|wrong|incorrect|false|impossible|eliminate|exclude|reject|ruled?\sout|either|neither|between"
+    r"|unsure|or|least|worst|less)\b|n't|错误"
 )
 # The last one of "Option A is wrong. The answer is B." decides, and not "if it rains, the answer is C".
 _ANSWER_IS = re.compile(
@@ -53,6 +59,7 @@ _ANSWER_IS = re.compile(
     r"(?!(?<=A) (?!(?:as|and|because|but|for|if|or|since)\b)[a-z])"  # a man
 )
 _NEXT_SENTENCE = re.compile(r"[.;]\s+(?=[A-Z][a-z])")
+_SAYS_ANOTHER = re.compile(rf"(?i:answer|option|choice)s?\s(?:is|are|would be|should be):?\s{_CHOICE}")
 # "D. A and B": a letter with the text of its option, and no list.
 _WITH_A_TEXT = re.compile(r"[(\[]?([A-Za-z])[).:\]][ \t]{1,8}(?!(?:and|or)\b)\w")
 # A letter that may be another choice: "A. left C. up".
@@ -196,11 +203,13 @@ def _cleaned(text: str) -> str:
 def _deciding_part(text: str) -> str:
     """The part of a text that decides: below or behind the last "the answer is", or a letter on a line of its own."""
     announced = [found for found in _SAID_BELOW.finditer(text) if not _NO_CHOICE.search(found[1])]
-    if announced:
+    if announced and _OWN_LINE.match(text, announced[-1].end()):  # and no list of the options
         text = text[announced[-1].end() :]
     said = list(_ANSWER_IS.finditer(text))
     if said:
-        return _NEXT_SENTENCE.split(text[said[-1].start() :], maxsplit=1)[0]
+        decision, *others = _NEXT_SENTENCE.split(text[said[-1].start() :], maxsplit=1)
+        is_last_word = not any(map(_SAYS_ANOTHER.search, others))
+        return decision if is_last_word else text
     return _lone_line(text) or text
 
 

@@ -120,8 +120,10 @@ def _without_percent(gold: str, answer: str) -> tuple[str, str]:
     found = [_PERCENT.search(each) for each in (gold, answer)]
     without = [_PERCENT.sub("", each) for each in (gold, answer)]
     if not all(found):
-        if all(PLAIN_NUMBER.fullmatch(plain(each)) for each in without):
-            return gold, answer
+        in_plain = [plain(each) for each in without]
+        are_numbers = all(map(PLAIN_NUMBER.fullmatch, in_plain))
+        if are_numbers and fraction_of(in_plain[0]) == fraction_of(in_plain[1]):
+            return without[0], without[1]  # one side may lack the sign
         without = [_hundredth_of(each) if sign else each for each, sign in zip(without, found, strict=True)]
     return without[0], without[1]
 

@@ -6,10 +6,10 @@ import re
 from collections.abc import Sequence
 
 from qwenvl.rewards.mathematics.equations import is_equation
-from qwenvl.rewards.mathematics.expressions import FUNCTION_NAMES, WRAPPED_TEXT, closing_brackets, has_words
+from qwenvl.rewards.mathematics.expressions import FUNCTION_NAMES, WRAPPED_TEXT, closing_brackets, has_words, unwrapped
 from qwenvl.rewards.mathematics.notation import in_latex
 from qwenvl.rewards.mathematics.statements import AND_OR, BOX, FINAL_DOT, stated_in
-from qwenvl.rewards.mathematics.units import is_unit, split_unit
+from qwenvl.rewards.mathematics.units import is_unit, leading_unit, split_unit
 
 # What stands around an expression: Markdown, an equals sign in front of it, and a dot, perhaps within the dollar signs.
 _MARKDOWN = re.compile(
@@ -24,12 +24,20 @@ _BEGINS_A_STEP = re.compile(r"[\s$&\\\[(]*(?:[^.:]{0,60}=[\s$]*)?")  # x =
 _EQUALS_SIGN = re.compile(r"(?<![<>!:])=")
 _BRACE = re.compile(r"\\?[{}]")  # one behind a backslash is that of a set
 _NEXT_SENTENCE = re.compile(r"[\s$]*(?:[.,;:!]$|[.;:!]\s|,\s+[^\W\d_]{2})")  # behind a box
-_BETWEEN_BOXES = re.compile(r"[\s$,;]{0,8}(?:and|or)?[\s$,;]{0,8}(?:[^\W\d_]\s?=)?\s{0,4}")
-_NAME_BEFORE = re.compile(r"(?<![^\W_])[^\W\d_]\s?=\s?\Z")  # of the first box: x = \boxed{1}, y = \boxed{2}
+_NAME = r"[^\W\d_](?:_\{?\w{1,3}\}?)?\s?=\s?"
+_CONNECTIVE = re.compile(r"\\text\s?\{\s{0,4}(?:and|or)\s{0,4}\}|\b(?:and|or)\b|[和或与]|\\q?quad(?![a-z])")
+_ENDS_A_STEP = re.compile(r"[.!?\u3002](?=[\s$]|\Z)|=.*=", re.DOTALL)
+_NAME_BEFORE = re.compile(rf"(?<![^\W_]){_NAME}\Z")  # of the first box: x = \boxed{1}, y = \boxed{2}
 # Area = 6, \angle ABC = 30, but no functions of something.
 _NAME_IN_WORDS = re.compile(
     r"[\s$]*(?:m?\\(?:angle|triangle)\s?[A-Z]{1,4}|\\text\s?\{[^{}=]{1,60}\}"
     rf"|(?!(?:{FUNCTION_NAMES}|sqrt)(?![A-Za-z]))[A-Za-z]{{4,20}}(?: [A-Za-z]{{1,20}}){{0,4}})\s{{0,4}}=(?!=)"
+)
+# A box that is a part of its expression: minus \boxed{5}, \boxed{5} thousand, \boxed{5} or 6.
+_ENDS_IN_A_SIGN = re.compile(r"(?:[-+*/^]|\bminus)[\s$]*\Z")
+_CONTINUES = re.compile(
+    r"[\s$]*(?:[-+*/^]|\\(?:pi|cdot|times)|(?:to|or)\s[-$\\0-9]|(?:hundred|thousand|million|billion|dozen)s?\b|[万萬亿億]"
+    r"|(?:[A-Za-z]{1,20}\s)?and\s(?:a\shalf|[0-9]))"
 )
 _NOT = re.compile(r"\bnot[\s$]*\Z", re.IGNORECASE)
 _REJECTED = re.compile(r"[\s$]*(?:is|was)(?: not|n't)\b", re.IGNORECASE)
@@ -44,7 +52,7 @@ def unboxed(text: str) -> str:
     A unit behind the box stays.
 
     Example:
-        >>> unboxed(r"It is $\boxed{\frac{1}{2}}$ m"), unboxed(r"x = \boxed{3}"), unboxed(r"In \boxed{3} ways.")
+        >>> unboxed(r"It is $\boxed{\frac{1}{2}}$ m"), unboxed(r"x = \boxed{3}"), unboxed(r"It is \boxed{3}. Done")
         ('\\frac{1}{2} m', 'x = 3', '3')
     """
     boxes = _boxes_in(text)
@@ -53,14 +61,15 @@ def unboxed(text: str) -> str:
     [(start, inside, end)] = boxes
     before = _last_step(text[:start])
     behind = text[end:]
-    if _NOT.search(before) or _REJECTED.match(behind):
-        return text
     is_in_sentence = has_words(before)
+    is_part = (is_in_sentence and _ENDS_IN_A_SIGN.search(before)) or _CONTINUES.match(behind)
+    if is_part or _NOT.search(before) or _REJECTED.match(behind):
+        return text
     if not before.strip("$ ") or is_in_sentence:
         before = ""
     is_sentence = (is_in_sentence or len(behind.split()) > 2) and has_words(behind) and not is_unit(behind)
     if is_sentence or _NEXT_SENTENCE.match(behind):
-        behind = ""
+        behind = f" {leading_unit(behind)}".rstrip()
     # The space keeps numbers apart, which text alone compares then: 2\boxed{3} is not 23.
     result = f"{before.rstrip()} {inside}".lstrip() + behind
     # Of "$\\boxed{5}$ m" the dollar sign in front is gone with the box.
@@ -84,12 +93,15 @@ def _last_step(before: str) -> str:
 
 def _without_boxes(text: str, boxes: Sequence[tuple[int, str, int]]) -> str:
     """A text with what several boxes hold in their places."""
-    pieces = []
+    pieces: list[str] = []
     place = 0
     for start, inside, end in boxes:
         if start < place:
             return text  # a box in another one
-        pieces += [text[place:start], f" {inside} "]
+        between = text[place:start]
+        if pieces and not _CONNECTIVE.sub("", between).strip(" $,"):
+            between = ", "
+        pieces += [between, f" {inside} "]
         place = end
     return "".join([*pieces, text[place:]])
 
@@ -125,13 +137,21 @@ def result_of(solution: str) -> str:
     boxes = _boxes_in(solution)
     if len(boxes) > 1:
         first = len(boxes) - 1
-        while first and _BETWEEN_BOXES.fullmatch(solution[boxes[first - 1][2] : boxes[first][0]]):
+        while first and _are_together(solution[boxes[first - 1][2] : boxes[first][0]]):
             first -= 1
         before = solution[: boxes[first][0]]
+        if _NOT.search(before):
+            return solution
         if first or has_words(before):
             name = _NAME_BEFORE.search(before)
             return (name[0] if name else "") + solution[boxes[first][0] : boxes[-1][2]]
     return solution
+
+
+def _are_together(between: str) -> bool:
+    """Whether two boxes with a text between them are one result: no sentence ends in it, and its words are and, or."""
+    rest = _CONNECTIVE.sub(" ", between)
+    return not has_words(rest) and _ENDS_A_STEP.search(rest) is None
 
 
 def expression_in(text: str, *, has_thousands: bool = True) -> str:
@@ -151,7 +171,7 @@ def expression_in(text: str, *, has_thousands: bool = True) -> str:
         text = implied
     name = _NAME_IN_WORDS.match(text)
     if name is not None and "=" not in text[name.end() :]:  # as a letter with an index, which is no word
-        index = "".join(character for character in name[0].lower() if character.isalpha())
+        index = "".join(character for character in unwrapped(name[0]).lower() if character.isalpha())
         text = f"N_{{{index}}} = {text[name.end() :]}"
     text = _EQUALS.sub("", FINAL_DOT.sub("", text)).strip()
     wrapped = WRAPPED_TEXT.fullmatch(text.strip("$"))

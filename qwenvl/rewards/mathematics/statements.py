@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from qwenvl.rewards.mathematics.expressions import has_words
 from qwenvl.rewards.mathematics.units import split_unit
@@ -12,21 +13,24 @@ FINAL_DOT = re.compile(r"(?<=[^.\s])\s{0,4}[.\u3002](?=[\s$]{0,8}$)")
 # Between expressions: "2 or 3", "x = 2 and x = 3".
 AND_OR = re.compile(
     r"(?:(?<=[0-9)}\]$%])|(?<=[^A-Za-z][A-Za-z])|(?<=^[A-Za-z])|(?<=\\pi)|(?<=\\circ)|(?<=[0-9] [a-z]{2}))"
-    r"\s{0,4},?\s{0,4}(?:\\text\s?\{\s{0,4}(?:and|or)\s{0,4}\}\s{0,4}|(?<=[\s,$])(?:and|or)\s{1,4})"
+    r"\s{0,4},?\s{0,4}(?:\\text\s?\{\s{0,4}(?:and|or)\s{0,4}\}\s{0,4}|(?<=[\s,$])(?:and|or)\s{1,4}|[和或与]\s{0,4})"
     r"(?=[-+$0-9\\(\[{.]|[^\W\d_](?:_\{?\w{1,3}\}?)?\s{0,4}(?:[-+*/^=<>]|\\(?:le|ge)(?![a-z])))"
 )
 
-_SO = re.compile(r"\A(?:so|thus|hence|therefore)[,:]?\s", re.IGNORECASE)
-# "So the final answer is", in a text or in front of it, and in Chinese.
+_SO = re.compile(r"\A(?:(?:so|thus|hence|therefore)[,:]?\s|[\u2234\u2235]|所以|因此)\s{0,4}", re.IGNORECASE)
+# "So the final answer is", in a text or in front of it, a heading over it, and in Chinese.
 _ANNOUNCED = re.compile(
-    r"(?:\A|(?<=[\n.!?,;:\u3002])|\b(?:so|thus|hence|therefore)\b)[\s,$]{0,4}"
+    r"(?:\A|(?<=[\n.!?,;:\u3002])|\b(?:so|thus|hence|therefore|think|believe)\b)[\s,$#]{0,9}(?:that\s)?"
     r"(?:(?:the|my)\s)?(?:final\s|correct\s)?(?:answer|result)"
-    r"(?:\s?[:=]|\s(?:is|are)(?:\s(?:about|approximately))?:?(?!\s(?:not|to|that)\b))\s(?:option\s(?=[A-H]\b))?"
-    r"|\Aoption\s(?=[A-H]\b)"
-    r"|(?:答案|结果)[是为為:=]{1,2}\s{0,4}|(?:\A|(?<=[\n\u3002]))答:",
+    r"(?:\s?[:=]\s|\s?\n|\s(?:is|are|(?:should|would|must)\sbe)(?:\s(?:about|approximately))?:?(?!\s(?:not|to|that)\b)\s)"
+    r"(?:option\s(?=[A-H]\b))?"
+    r"|\Aoption\s(?=[A-H]\b)|\bwe\s(?:get|obtain)\s"
+    r"|(?<!错误)(?<!错误的)(?:答案|结果)[是为為:=]{1,2}\s{0,4}|(?:\A|(?<=[\n\u3002]))答:",
     re.IGNORECASE,
 )
+_ONLY_SUPPOSED = re.compile(r"\b(?:if|unless|suppose|assume|assuming)\b[^.!?\n]*\Z", re.IGNORECASE)
 _EXPLAINS = re.compile(r"\W*(?:explanation|reasoning|because|since|here(?:'s| is) (?:why|how))\b", re.IGNORECASE)
+_CORRECTS = re.compile(r"[0-9]|\b(?:no|not|wrong|wait|actually|or)\b|n't", re.IGNORECASE)
 # "The value of x is 10": what is asked for, and not "the square of x is 10".
 _QUANTITIES = (
     r"(?:values?|number|total|sum|length|width|height|distance|area|perimeter|circumference|volume|radius|diameter"
@@ -37,7 +41,7 @@ _QUANTITIES = (
 _STATES = re.compile(
     r"(?:(?:so|thus|hence|therefore|then),?\s)?"
     rf"(?:there|it|(?:the|its)\s(?:(?:total|exact|shaded|shortest|smallest|largest)\s)?{_QUANTITIES}"
-    r"(?:\sof\s[^.;]{1,60}?)?)"
+    r"(?:\sof\s(?![^.;]{0,60}\b(?:squared|cubed|minus|plus|times|over|divided)\b)[^.;]{1,60}?)?)"
     r"\s(?:is|are|equals)\s(?:about\s|approximately\s)?",
     re.IGNORECASE,
 )
@@ -54,13 +58,14 @@ def stated_in(text: str) -> str:
         ('5.', '10 cm^2', 'Twice x is 10')
     """
     text = _SO.sub("", text)
-    announced = list(_ANNOUNCED.finditer(text))
-    if BOX.search(text):
+    announced = [found for found in _ANNOUNCED.finditer(text) if not _ONLY_SUPPOSED.search(text[: found.start()])]
+    boxes = list(BOX.finditer(text))
+    if boxes and not (announced and announced[-1].start() > boxes[-1].end()):
         begins_so = bool(announced) and announced[0].start() == 0
         return text[announced[0].end() :] if begins_so else text
     if announced:
-        lines = text[announced[-1].end() :].strip().splitlines()
-        return lines[0] if lines else text
+        first_line, *others = text[announced[-1].end() :].strip().splitlines() or [""]
+        return first_line if first_line and not _have_another_value(others) else text
     first_line, *others = text.strip().splitlines() or [""]
     if any(map(_EXPLAINS.match, others)) and _is_value(first_line):
         return first_line
@@ -69,6 +74,13 @@ def stated_in(text: str) -> str:
         return text
     value = AND_OR.sub(", ", FINAL_DOT.sub("", text[stated.end() :]))
     return value if _is_value(value) else text
+
+
+def _have_another_value(lines: Sequence[str]) -> bool:
+    """Whether lines behind an answer may correct it: they have a number or a "no", and do not explain it."""
+    text = "\n".join(lines).strip()
+    is_explanation = _EXPLAINS.match(text) is not None
+    return not is_explanation and _CORRECTS.search(text) is not None
 
 
 def _is_value(text: str) -> bool:

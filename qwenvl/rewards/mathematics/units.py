@@ -83,20 +83,21 @@ _ENDS_AS_A_NUMBER = re.compile(r"(?:[0-9}\])°%]|\\pi)$")
 # more about the number: 3 quarters, 5 or more, 2 squared, 5 point two, 5 \u4ee5\u4e0a.
 _COUNTED = re.compile(r"[a-z]{2,20}s|people|men|women|children", re.IGNORECASE)
 _NOT_COUNTED = re.compile(
-    r"(?:four|fif|six|seven|eigh|nin|ten|twelf|\w{1,9}(?:teen|tie|red|sand|lion))ths|halves|thirds|quarters"
-    r"|tens|dozens|ones|twos|pairs|couples|triples|doubles|times|plus|minus|less|versus|gross|previous|false"
-    r"|does|this|us",
+    r"(?!months|lengths|widths|depths|paths)\w{0,12}ths|hal(?:ve|f)s|thirds|quarters|tens|dozens|ones|twos|scores"
+    r"|pairs|couples|triples|doubles|multiples|powers|roots|logs|times|plus|minus|less|versus|gross|previous|false"
+    r"|does|this|was|has|its|as|is|us",
     re.IGNORECASE,
 )
-_SHORT_NAMES = {"mph", "rpm", "fps", "usd", "eur"}
+_SHORT_NAMES = {"mph", "rpm", "fps", "usd", "eur", "mol", "rad"}
 _COUNTED_IN_CHINESE = set("个個元米克秒分天年月岁歲人只隻次本块塊台张張条條件支度升层層颗顆")
 _COUNTED_IN_CHINESE |= {"厘米", "毫米", "千米", "公里", "千克", "公斤", "毫升", "分钟", "分鐘", "小时", "小時", "美元"}
 _COUNTED_IN_CHINESE |= {"平方米", "平方厘米", "立方米", "立方厘米"}
 _PER = re.compile(r"\s?(?:/|\b(?:per|an?|each)\b)\s?")
-_MAY_BE_A_PRODUCT = {"mv", "mg", "ms", "ma", "mw", "mj", "in", "mi", "pa", "ha", "us", "am", "pm"}
+_MAY_BE_A_PRODUCT = {"mv", "mg", "ms", "ma", "mw", "mj", "in", "mi", "pa", "ha", "us"}
 _THIN_SPACE = re.compile(r"\\[,;: ]")
 _SET_APART = re.compile(rf"\s|[{CJK}]")
 _LETTER = re.compile(r"[^\W\d_]")
+_SQUARE_OR_CUBIC = re.compile(r"\b(square|cubic) ([^\W\d_]+)")
 _NEGATIVE_POWER = re.compile(r"\s?([^\W\d_]+)\^-([0-9])")
 
 
@@ -122,6 +123,21 @@ def is_unit(text: str) -> bool:
     letters = re.findall(r"[^\W\d_]+", shown)
     are_known = all(_SHORT_UNIT.fullmatch(each) or each.lower() in _UNITS_OF_TWO_LETTERS for each in letters)
     return are_known and _COMPOUND_UNIT.fullmatch(shown) is not None
+
+
+def leading_unit(text: str) -> str:
+    """The unit that a text begins with, of the words behind a box, or an empty text.
+
+    Example:
+        >>> leading_unit(" square metres of wood."), leading_unit(" as its root")
+        ('square metres', '')
+    """
+    words = unwrapped(_THIN_SPACE.sub(" ", text)).split()
+    for count in (3, 2, 1):
+        unit = " ".join(words[:count]).rstrip(".,;:!\u3002")
+        if len(words) >= count and (unit == "percent" or _is_known(unit)):
+            return unit
+    return ""
 
 
 def are_one_unit(name: str, other: str) -> bool:
@@ -203,11 +219,12 @@ def _are_variables(text: str, measure: Measure, other: str) -> bool:
 
 def _is_surely_a_unit(text: str, measure: Measure) -> bool:
     """Whether what is behind a value is a unit, ``5 \\text{m}`` and ``5 m``, and neither variables nor words on it."""
-    if not _is_known(measure.unit):
-        return False
+    is_in_latex = _unit_in_latex(text) is not None
+    if not _is_known(measure.unit) or (len(measure.unit) == 1 and measure.unit.isascii() and not is_in_latex):
+        return False  # 3 t
     behind = unwrapped(text).removeprefix(measure.value)
     is_joined = measure.unit.lower() in _UNITS_OF_TWO_LETTERS - _MAY_BE_A_PRODUCT  # 5cm
-    return is_joined or _unit_in_latex(text) is not None or _SET_APART.match(behind) is not None
+    return is_joined or is_in_latex or _SET_APART.match(behind) is not None
 
 
 def _is_known(unit: str) -> bool:
@@ -217,15 +234,22 @@ def _is_known(unit: str) -> bool:
         >>> [_is_known(unit) for unit in ("km/h", "dollars per day", "square inches", "dozen", "or more")]
         [True, True, True, False, False]
     """
-    if only_number(f"1 {unit}") != 1:
+    makes_another_number = only_number(f"1 {unit}") != 1  # 5 million
+    if makes_another_number or unit.lower() in ("am", "pm"):
         return False
     if re.search(f"[{CJK}]", unit):
         return unit in _COUNTED_IN_CHINESE
-    counted, *per = _PER.split(re.sub(r"\A(?:square|cubic) ", "", unit))
-    is_one_word = len(per) < 2 and all(re.fullmatch(r"[^\W\d_]+", each) for each in per)
-    has_a_name = _in_short(counted) in _NAMES or counted.lower() in _SHORT_NAMES
-    is_counted = _COUNTED.fullmatch(counted) is not None and not _NOT_COUNTED.fullmatch(counted)
-    return is_unit(unit) or (is_one_word and (has_a_name or is_counted or is_unit(counted)))
+    if is_unit(unit):
+        return True
+    counted, *per = _PER.split(re.sub(r"\^[23]", "", _name_of_unit(unit)))
+    is_rate_at_most = len(per) < 2 and all(map(str.isalpha, per))
+    return is_rate_at_most and (is_unit(counted) or _is_counted(counted))
+
+
+def _is_counted(word: str) -> bool:
+    """Whether a word is the name of a unit or a plural: ``meter``, ``clips``."""
+    has_a_name = _in_short(word) in _NAMES or word.lower() in _SHORT_NAMES
+    return has_a_name or (_COUNTED.fullmatch(word) is not None and not _NOT_COUNTED.fullmatch(word))
 
 
 def split_unit(text: str) -> Measure:
@@ -326,6 +350,7 @@ def _name_of_unit(text: str) -> str:
         ('km/h', 'N m^2', 'm/s^2')
     """
     name = re.sub(_TIMES, " ", text).replace("{", "").replace("}", "")
-    name = re.sub(r"\s*/\s*", "/", name)
+    name = re.sub(r"\s*/\s*|\sper\s", "/", name)
+    name = _SQUARE_OR_CUBIC.sub(lambda found: f"{found[2]}^{2 if found[1] == 'square' else 3}", name)
     name = _NEGATIVE_POWER.sub(lambda found: f"/{found[1]}" + f"^{found[2]}" * (found[2] != "1"), name)
     return " ".join(name.split())

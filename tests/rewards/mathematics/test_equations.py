@@ -130,7 +130,7 @@ from qwenvl.rewards.mathematics.comparing import compare_as_text
         ("abc", ["a*b*c"], ["a*b*d"]),
         # worked solutions
         (r"Hence there are $\boxed{12}$ ways.", ["12", r"$\boxed{12}$ is the answer"], ["13"]),
-        (r"It is $\boxed{5}$ m.", ["5 m", "5"], ["5 s"]),
+        (r"It is $\boxed{5}$ m.", ["5 m"], ["5 s"]),
         (r"So $x=\boxed{12}$ and $y=\boxed{13}$", ["12, 13", "y=13, x=12"], ["13, 12", "13"]),
         ("12", ["Answer: 12", "The answer is **12**.", "x = **12**", "__12__"], [r"\boxed{12}, 13"]),
     ],

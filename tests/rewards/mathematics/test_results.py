@@ -46,6 +46,28 @@ import pytest
         # units behind a box in a sentence
         (r"The length is $\boxed{5}\text{ cm}$.", ["5 cm", "5"], ["5 m"]),
         (r"The length is $\boxed{5}\,\text{cm}$.", ["5 cm"], ["5 m"]),
+        (r"The length is $\boxed{12}$ meters.", ["12 m", "12"], ["12 cm", "12 kg"]),
+        ("12 cm", [r"It is \boxed{12} centimeters long."], [r"It is $\boxed{12}$ meters.", "共有 $\\boxed{12}$ 米。"]),
+        (r"\text{Area} = 12", ["Area = 12", "12"], ["Volume = 12"]),
+        ("24 cm^2", ["24 square centimeters"], ["24 cubic centimeters"]),
+        ("12%", [r"It is \boxed{12} percent."], [r"It is \boxed{13} percent."]),
+        # a box that is a part of its expression
+        ("5", [], [r"We get $x = -\boxed{5}$.", r"It costs \boxed{5} thousand dollars.", r"It is minus \boxed{5}."]),
+        ("5", [], ["一共 \\boxed{5} 万元。", r"It is $\boxed{5} \pi$ square units.", r"The sum is \boxed{5} or 6."]),
+        ("1, 2", [r"$x_1=\boxed{1}$, $x_2=\boxed{2}$"], [r"not \boxed{1} and \boxed{2}"]),
+        # a heading, and what is only supposed
+        ("7", ["### Final Answer\n7", "**Final Answer**\n\n$$7$$", "The answer should be 7.", "So we get 7."], []),
+        ("7", ["I think the answer is 7."], ["If x = 3, the answer is 7", "错误的答案是7"]),
+        ("7", ["Answer: 7\n\nExplanation: 3 + 4 = 7"], ["Answer: 7\nHence, x = 12.", "The value of x minus 1 is 7"]),
+        ("12", [r"\boxed{7}? No, the answer is 12."], [r"\boxed{12}? No, the answer is 7."]),
+        ("### Solution\nIt is 7.\n#### Answer\n7", ["7"], []),
+        ("2, 3", ["答案:x=2或x=3", "答案是2和3"], ["答案是2"]),
+        # several boxes are one result where no words are between them
+        ("3, 4", [r"\boxed{3} \text{ or } \boxed{4}", r"\boxed{3} \quad \boxed{4}"], ["4"]),
+        ("3, 4", [r"$\boxed{3}$和$\boxed{4}$"], [r"\boxed{34}"]),
+        ("3, 4", [r"$x_1 = \boxed{3}, x_2 = \boxed{4}$", r"$x_1 = \boxed{3}$ and $x_2 = \boxed{4}$"], []),
+        ("(1) 3; (2) 4", [r"(1) \boxed{3}; (2) \boxed{4}"], ["4"]),
+        (r"\frac{3}{4}", [r"$\frac{\boxed{3}}{\boxed{4}}$"], [r"\boxed{3}", "4"]),
         (r"The area is $\boxed{25\pi}\text{ cm}^2$.", [r"25\pi cm^2"], ["25 cm^2"]),
     ],
 )
