@@ -105,9 +105,9 @@ def accuracy(
     The list is the lines of the last user turn that begin with ``(k)``. It must be unambiguous: no number and no name
     occurs twice, and none has a second number. A name counts only to the letter, upper and lower case, spaces and final
     dots aside. It may have its own number in front, ``Step 2: fasten the screw``. Signs, arrows, numbers of a list
-    ("1.", "1)"), "and", "then", "first", "next" and "finally" may separate names, and so may 和, 然后, 先 and the like. Any other words, up to the next
-    comma, semicolon, arrow, line or name, count as one wrong action. With the list ``(1) insert the fan``, ``(2) fasten
-    the screw`` and the solution ``(1) (2)``:
+    ("1.", "1)"), "and", "then", "first", "next" and "finally" may separate names, and so may 和, 然后, 先 and the like.
+    Any other words, up to the next comma, semicolon, arrow, line or name, count as one wrong action. With the list
+    ``(1) insert the fan``, ``(2) fasten the screw`` and the solution ``(1) (2)``:
 
     - ``Insert the fan, then fasten the screw.`` scores 1, as ``(1) (2)`` does
     - ``insert the fan`` scores 1/2, and ``insert the fan, take the lid`` 1/3: one of two, and one that is wrong
