@@ -34,7 +34,7 @@ _OTHER_UNIT = (
     r"\s{0,4}(?:%|(?:percent|per\scent|pct|ms|msecs?|milliseconds?|mins?|minutes?|hrs?|hours?|frames?)\b|[mh]\s{0,4}(?:\Z|[(:])"
     r"|[(\[]\s?(?:ms|milliseconds?|min|minutes?|frames?|percent|%)\s?[)\]]|分|毫秒|小时|小時|時間|帧|幀)"
 )
-_DASH = r"(?:-{1,2}>?|[\u2010-\u2015]{1,2}|[\u2192\u2212~\u301c]|\.{2,3})"
+_DASH = r"(?:-{1,2}>?|=>|[\u2010-\u2015]{1,2}|[\u2192\u2212~\u301c]|\.{2,3})"
 _BETWEEN_TIMES = rf"(?:{_DASH}|to\b|until\b|till\b|到|至)"
 # Chinese and Japanese have no spaces between words and numbers. Whole numbers between them, "2-3次", are no times.
 _WORD_CHARACTER = rf"[^\W{CJK}]"
@@ -89,10 +89,10 @@ _START_KEYS = ("start", "start_time", "begin")
 _END_KEYS = ("end", "end_time")
 _SPAN_KEYS = ("timestamp", "timestamps", "segment", "span", "interval")  # [0.0, 3.5]
 _STEP_KEYS = ("step", "step_number", "name", "label", "action", "event", "description", "caption")
-# A table with columns for start and end, and two times in its cells.
-_HEADER_OF_TIMES = re.compile(r"\|\s{0,8}(?:start|begin|开始)[^|\n]{0,20}\|\s{0,8}(?:end|结束)", re.IGNORECASE)
-_CELL_WITH_A_TIME = r"\|\s{0,8}([0-9][0-9:.]{0,12})(?:\s?s)?\s{0,8}"
-_TIMES_IN_CELLS = re.compile(rf"{_CELL_WITH_A_TIME}{_CELL_WITH_A_TIME}(?=\||$)", re.MULTILINE)
+_ROW = re.compile(r"[ \t]*\|(.*)\|[ \t]*")  # of a table
+_START_HEADINGS = ("start", "begin", "开始")
+_END_HEADINGS = ("end", "stop", "结束")
+_OTHER_HEADINGS = ("#", "no", "nr", "row", "index", "duration", "length", "序号", "时长")
 
 
 @dataclass(frozen=True)
@@ -285,9 +285,42 @@ def _readings(text: str, listed: Mapping[str, int]) -> list[tuple[str, TimedStep
     objects = _FLAT_OBJECT.findall(text)
     if objects:
         return [(each, _from_object(each, listed)) for each in objects]
-    if _HEADER_OF_TIMES.search(text):
-        text = _TIMES_IN_CELLS.sub(r"| \1-\2 ", text)
+    text = _with_ranges_in_tables(text)
     return [(each, _from_entry(each, listed)) for each in _entries(_with_numbers(text, listed))]
+
+
+def _with_ranges_in_tables(text: str) -> str:
+    """A text in which rows of tables with columns for start and end are ``start - end`` and the step."""
+    if "|" not in text:
+        return text
+    lines = []
+    columns: list[str] | None = None  # of the table that the last line belongs to. Empty: it has no such columns
+    for line in text.split("\n"):
+        row = _ROW.fullmatch(line)
+        cells = [cell.strip() for cell in row[1].split("|")] if row else []
+        if not cells:
+            columns = None
+        elif columns is None:  # its headings
+            headings = [_kind_of_column(cell) for cell in cells]
+            columns = headings if {"start", "end"} <= set(headings) else []
+            line = "" if columns else line
+        elif len(columns) == len(cells):
+            by_column = dict(zip(columns, cells, strict=True))
+            steps = [cell for column, cell in zip(columns, cells, strict=True) if column == "step"]
+            line = " ".join([f"{by_column['start']} - {by_column['end']}", *steps])
+        lines.append(line)
+    return "\n".join(lines)
+
+
+def _kind_of_column(heading: str) -> str:
+    """What a column of a table holds: ``start``, ``end``, ``step``, or ``other``, which says nothing about a step."""
+    words = re.findall(r"[^\W\d_]+|#", heading.casefold())
+    first = words[0] if words else ""
+    if first.startswith(_START_HEADINGS):
+        return "start"
+    if first.startswith(_END_HEADINGS):
+        return "end"
+    return "other" if first in _OTHER_HEADINGS else "step"
 
 
 def _spans_of(readings: Iterable[tuple[str, TimedStep | None]]) -> list[TimedStep]:

@@ -46,7 +46,11 @@ READ = [
     ('{"step": 2, "description": "4 screws", "start": 0, "end": 3.5, "segment": [1, 2]}', [(0.0, 3.5, 2, "screws")]),
     ("| Start | End | Step |\n|---|---|---|\n| 0.0 | 3.5 s | (2) insert the fan |", FAN),
     ("| Step | Start (s) | End (s) |\n|---|---|---|\n| (2) insert the fan | 0:00 | 0:03.5 |", FAN),
-    ("| Step | Time |\n| (2) insert the fan | 0.0 | 3.5 |", []),
+    ("| # | Step | Duration | Start | End |\n|---|---|---|---|---|\n| 1 | 2 | 3.5 | 0.0 | 3.5 |", [(0.0, 3.5, 2, "")]),
+    ("| Step | Start | End |\n| 1 | 5 | 7 |\n\n| 2 | 8 | 9 |", [(5.0, 7.0, 1, "")]),
+    *((text, []) for text in ("| Step | Time |\n| (2) insert the fan | 0.0 | 3.5 |", "| 1 | 5 | 7 |")),
+    ("| Step | Time |\n| (2) insert the fan | 0.0-3.5 |", FAN),
+    ("0.0 => 3.5 (2) insert the fan", FAN),
     ('{"step": 3, "label": "Fan", "start": 1, "end": 2}\n5-6 (1)', [(1.0, 2.0, 3, "fan")]),  # objects alone count
 ]
 

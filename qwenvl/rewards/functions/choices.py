@@ -22,13 +22,16 @@ _LAST_OPTION = _OPTIONS[-1]  # letters behind it begin names: "B. Carl and J. Sm
 _IN_BRACKETS = re.compile(r"(?:(?<=\s)|^)[(\[]([A-Z])[)\]](?=\s|$)")
 _CHOICE = r"[(\[]?([A-H])[)\]]?(?!\w)"
 # In front of a choice, in words and in Chinese.
-_NOT_REJECTED = r"(?<!\bnot )(?i:(?<!\bwrong )(?<!\bincorrect )(?<!\bworst )(?<!\bleast likely ))(?<!错误)"
-_ANNOUNCED = r"\b(?i:answer|option|choice|antwort)s?(?: is| are| (?:should|would|must) be)?"
+# "The incorrect option is A" answers "which option is incorrect", and "the incorrect answer is A" rejects A.
+_ANNOUNCED = (
+    r"\b(?i:(?<!\bwrong )(?<!\bincorrect )(?<!\bworst )(?<!\bleast likely )answer|option|choice|antwort)s?"
+    r"(?: is| are| (?:should|would|must) be)?"
+)
 _ANNOUNCED_IN_CHINESE = "答案[是为為]?|选[择項项]?[是为為]?"
 # A small letter must end what is said: "the answer is a man" chooses nothing.
 _SAID = re.compile(
     # "Option A, not option B" chooses one.
-    rf"(?:{_NOT_REJECTED}{_ANNOUNCED}|(?<!错误){_ANNOUNCED_IN_CHINESE}):? ?"
+    rf"(?:(?<!\bnot ){_ANNOUNCED}|(?<!错误){_ANNOUNCED_IN_CHINESE}):? ?"
     # "Answer: A man" chooses nothing either, and "the answer is A because" does.
     r"[(\[]?(?:([A-Z])\b(?!(?<=A) (?!(?:as|and|because|but|for|if|is|or|since|which|with)\b)[a-z])"
     # "Option B is wrong" chooses nothing.
@@ -59,7 +62,10 @@ _ANSWER_IS = re.compile(
     r"(?!(?<=A) (?!(?:as|and|because|but|for|if|or|since)\b)[a-z])"  # a man
 )
 _NEXT_SENTENCE = re.compile(r"[.;]\s+(?=[A-Z][a-z])")
-_SAYS_ANOTHER = re.compile(rf"(?i:answer|option|choice)s?\s(?:is|are|would be|should be):?\s{_CHOICE}")
+_SAYS_ANOTHER = re.compile(
+    rf"(?i:answer|option|choice)s?(?:(?:\s(?:is|are|would be|should be):?|:)\s{_CHOICE}"
+    rf"|\s{_CHOICE}(?=\s*(?:[.!,;]|\Z)|\s(?:is|would be)\s(?:the\s)?(?:correct|right|best)))"
+)
 # "D. A and B": a letter with the text of its option, and no list.
 _WITH_A_TEXT = re.compile(r"[(\[]?([A-Za-z])[).:\]][ \t]{1,8}(?!(?:and|or)\b)\w")
 # A letter that may be another choice: "A. left C. up".

@@ -26,23 +26,24 @@ _BRACE = re.compile(r"\\?[{}]")  # one behind a backslash is that of a set
 _NEXT_SENTENCE = re.compile(r"[\s$]*(?:[.,;:!]$|[.;:!]\s|,\s+[^\W\d_]{2})")  # behind a box
 _NAME = r"[^\W\d_](?:_\{?\w{1,3}\}?)?\s?=\s?"
 _CONNECTIVE = re.compile(r"\\text\s?\{\s{0,4}(?:and|or)\s{0,4}\}|\b(?:and|or)\b|[和或与]|\\q?quad(?![a-z])")
-_ENDS_A_STEP = re.compile(r"[.!?\u3002](?=[\s$]|\Z)|=.*=", re.DOTALL)
+_ENDS_A_STEP = re.compile(r"(?<![0-9])[.!?\u3002](?=[\s$]|\Z)|=|\u2192|\u21d2|\\(?:Rightarrow|implies)(?![a-z])")
 _NAME_BEFORE = re.compile(rf"(?<![^\W_]){_NAME}\Z")  # of the first box: x = \boxed{1}, y = \boxed{2}
 # Area = 6, \angle ABC = 30, but no functions of something.
 _NAME_IN_WORDS = re.compile(
     r"[\s$]*(?:m?\\(?:angle|triangle)\s?[A-Z]{1,4}|\\text\s?\{[^{}=]{1,60}\}"
     rf"|(?!(?:{FUNCTION_NAMES}|sqrt)(?![A-Za-z]))[A-Za-z]{{4,20}}(?: [A-Za-z]{{1,20}}){{0,4}})\s{{0,4}}=(?!=)"
 )
-# A box that is a part of its expression: minus \boxed{5}, \boxed{5} thousand, \boxed{5} or 6.
-_ENDS_IN_A_SIGN = re.compile(r"(?:[-+*/^]|\bminus)[\s$]*\Z")
-_CONTINUES = re.compile(
-    r"[\s$]*(?:[-+*/^]|\\(?:pi|cdot|times)|(?:to|or)\s[-$\\0-9]|(?:hundred|thousand|million|billion|dozen)s?\b|[万萬亿億]"
-    r"|(?:[A-Za-z]{1,20}\s)?and\s(?:a\shalf|[0-9]))"
-)
+# A box in a sentence that is a part of its expression: minus \boxed{5}, \boxed{5} thousand, \boxed{5}\pi.
+_ENDS_IN_A_SIGN = re.compile(r"(?:[=(]\s{0,2}-|[0-9)}]\s{0,2}[-+*/]|\bminus)[\s$]*\Z")
+_SCALE = re.compile(r"[\s$]*(?:(?:hundred|thousand|million|billion|dozen)s?\b|[万萬亿億])")
+_CONTINUES = re.compile(r"[\s$]*(?:\\(?:pi|cdot|times)|\u03c0|[*/^]\s?[0-9])")
+_SIGN_BEHIND = re.compile(r"[\s$]*(?:\\?%|\^\{?\\circ\}?|\u00b0C?|\u2103)")
+_ENDS_AS_A_NUMBER = re.compile(r"(?:[0-9}\])]|\\pi)\s*\Z")
 _NOT = re.compile(r"\bnot[\s$]*\Z", re.IGNORECASE)
 _REJECTED = re.compile(r"[\s$]*(?:is|was)(?: not|n't)\b", re.IGNORECASE)
 _IMPLIES = re.compile(r"\\(?:Rightarrow|implies)(?![a-zA-Z])|\u21d2")  # 2x = 6 \Rightarrow x = 3
 _RESULT = "####"  # in front of the result of a worked solution, as in GSM8K
+_OR = re.compile("or|或")
 _INEQUALITY = re.compile(r"[<>]|\\(?:le|ge|ne)(?![a-zA-Z])")
 
 
@@ -53,7 +54,7 @@ def unboxed(text: str) -> str:
 
     Example:
         >>> unboxed(r"It is $\boxed{\frac{1}{2}}$ m"), unboxed(r"x = \boxed{3}"), unboxed(r"It is \boxed{3}. Done")
-        ('\\frac{1}{2} m', 'x = 3', '3')
+        ('\\frac{1}{2} \\text{m}', 'x = 3', '3')
     """
     boxes = _boxes_in(text)
     if len(boxes) != 1:
@@ -62,19 +63,27 @@ def unboxed(text: str) -> str:
     before = _last_step(text[:start])
     behind = text[end:]
     is_in_sentence = has_words(before)
-    is_part = (is_in_sentence and _ENDS_IN_A_SIGN.search(before)) or _CONTINUES.match(behind)
-    if is_part or _NOT.search(before) or _REJECTED.match(behind):
-        return text
-    if not before.strip("$ ") or is_in_sentence:
-        before = ""
+    is_alone = is_in_sentence or not before.strip("$ ")
     is_sentence = (is_in_sentence or len(behind.split()) > 2) and has_words(behind) and not is_unit(behind)
-    if is_sentence or _NEXT_SENTENCE.match(behind):
-        behind = f" {leading_unit(behind)}".rstrip()
+    is_part = is_in_sentence and (_ENDS_IN_A_SIGN.search(before) or _SCALE.match(behind))
+    if is_part or (is_sentence and _CONTINUES.match(behind)) or _NOT.search(before) or _REJECTED.match(behind):
+        return text
+    if is_sentence or _NEXT_SENTENCE.match(behind) or (is_in_sentence and is_unit(behind)):
+        behind = _unit_behind(behind) if _ENDS_AS_A_NUMBER.search(inside) else ""
     # The space keeps numbers apart, which text alone compares then: 2\boxed{3} is not 23.
-    result = f"{before.rstrip()} {inside}".lstrip() + behind
+    result = f"{'' if is_alone else before.rstrip()} {inside}".lstrip() + behind
     # Of "$\\boxed{5}$ m" the dollar sign in front is gone with the box.
     has_half_a_pair = result.replace(r"\$", "").count("$") % 2
     return result.replace("$", "") if has_half_a_pair else result
+
+
+def _unit_behind(text: str) -> str:
+    """The unit that words behind a box begin with, in LaTeX, or an empty text."""
+    sign = _SIGN_BEHIND.match(text)
+    if sign is not None:
+        return sign[0].replace("$", "")
+    unit = leading_unit(text)
+    return rf" \text{{{unit}}}" if unit else ""
 
 
 def _last_step(before: str) -> str:
@@ -131,10 +140,11 @@ def result_of(solution: str) -> str:
     solution = _BARE_BOX.sub(r"\\boxed{\1}", solution)
     _, mark, behind = solution.rpartition(_RESULT)
     lines = behind.strip().splitlines()
-    # Behind a heading of Markdown there are words, and more lines.
-    if mark and lines and (len(lines) == 1 or not has_words(split_unit(lines[0]).value)):
-        return behind.strip()
     boxes = _boxes_in(solution)
+    # Behind a heading of Markdown there are words, and more lines or a box in front.
+    may_be_a_heading = len(lines) > 1 or bool(boxes)
+    if mark and lines and not (may_be_a_heading and has_words(split_unit(lines[0]).value)):
+        return behind.strip()
     if len(boxes) > 1:
         first = len(boxes) - 1
         while first and _are_together(solution[boxes[first - 1][2] : boxes[first][0]]):
@@ -150,7 +160,7 @@ def result_of(solution: str) -> str:
 
 def _are_together(between: str) -> bool:
     """Whether two boxes with a text between them are one result: no sentence ends in it, and its words are and, or."""
-    rest = _CONNECTIVE.sub(" ", between)
+    rest = _CONNECTIVE.sub(" ", _NAME_BEFORE.sub("", between))
     return not has_words(rest) and _ENDS_A_STEP.search(rest) is None
 
 
@@ -180,4 +190,4 @@ def expression_in(text: str, *, has_thousands: bool = True) -> str:
     if not _INEQUALITY.search(text):
         return AND_OR.sub(", ", text)
     # x < 2 or x > 5 is not x < 2 and x > 5
-    return AND_OR.sub(lambda found: r" \lor " if "or" in found[0] else r" \land ", text)
+    return AND_OR.sub(lambda found: r" \lor " if _OR.search(found[0]) else r" \land ", text)

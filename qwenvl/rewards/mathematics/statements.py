@@ -24,11 +24,13 @@ _ANNOUNCED = re.compile(
     r"(?:(?:the|my)\s)?(?:final\s|correct\s)?(?:answer|result)"
     r"(?:\s?[:=]\s|\s?\n|\s(?:is|are|(?:should|would|must)\sbe)(?:\s(?:about|approximately))?:?(?!\s(?:not|to|that)\b)\s)"
     r"(?:option\s(?=[A-H]\b))?"
-    r"|\Aoption\s(?=[A-H]\b)|\bwe\s(?:get|obtain)\s"
+    r"|\Aoption\s(?=[A-H]\b)"
     r"|(?<!错误)(?<!错误的)(?:答案|结果)[是为為:=]{1,2}\s{0,4}|(?:\A|(?<=[\n\u3002]))答:",
     re.IGNORECASE,
 )
-_ONLY_SUPPOSED = re.compile(r"\b(?:if|unless|suppose|assume|assuming)\b[^.!?\n]*\Z", re.IGNORECASE)
+_ONLY_SUPPOSES = re.compile(r"\b(?:if|unless|suppose|assume|assuming)\b", re.IGNORECASE)
+_SENTENCE_ENDS = re.compile(r"[.!?\n\u3002]")
+_LONGEST_CONDITION = 200  # characters
 _EXPLAINS = re.compile(r"\W*(?:explanation|reasoning|because|since|here(?:'s| is) (?:why|how))\b", re.IGNORECASE)
 _CORRECTS = re.compile(r"[0-9]|\b(?:no|not|wrong|wait|actually|or)\b|n't", re.IGNORECASE)
 # "The value of x is 10": what is asked for, and not "the square of x is 10".
@@ -57,12 +59,11 @@ def stated_in(text: str) -> str:
         >>> stated_in("It is 4. No: the answer is 5."), stated_in("The area is 10 cm^2."), stated_in("Twice x is 10")
         ('5.', '10 cm^2', 'Twice x is 10')
     """
-    text = _SO.sub("", text)
-    announced = [found for found in _ANNOUNCED.finditer(text) if not _ONLY_SUPPOSED.search(text[: found.start()])]
+    announced = [found for found in _ANNOUNCED.finditer(text) if not _is_supposed(text, found.start())]
     boxes = list(BOX.finditer(text))
-    if boxes and not (announced and announced[-1].start() > boxes[-1].end()):
-        begins_so = bool(announced) and announced[0].start() == 0
-        return text[announced[0].end() :] if begins_so else text
+    if boxes:
+        return _stated_beside_boxes(text, announced, boxes[-1])
+    text = _SO.sub("", text) if not announced else text
     if announced:
         first_line, *others = text[announced[-1].end() :].strip().splitlines() or [""]
         return first_line if first_line and not _have_another_value(others) else text
@@ -74,6 +75,23 @@ def stated_in(text: str) -> str:
         return text
     value = AND_OR.sub(", ", FINAL_DOT.sub("", text[stated.end() :]))
     return value if _is_value(value) else text
+
+
+def _stated_beside_boxes(text: str, announced: Sequence[re.Match[str]], last_box: re.Match[str]) -> str:
+    """A text with boxes, without "the answer is" in front, or the value that another one has behind the last box."""
+    if not announced:
+        return text
+    behind = text[announced[-1].end() :].strip()
+    if announced[-1].start() > last_box.end() and _is_value(FINAL_DOT.sub("", behind)):
+        return behind
+    begins_so = announced[0].start() == 0 and announced[0][0].isascii()
+    return text[announced[0].end() :] if begins_so else text
+
+
+def _is_supposed(text: str, place: int) -> bool:
+    """Whether the sentence around a place begins with a condition: "if x = 3, the answer is 7"."""
+    *_, begun = _SENTENCE_ENDS.split(text[max(0, place - _LONGEST_CONDITION) : place])
+    return _ONLY_SUPPOSES.search(begun) is not None
 
 
 def _have_another_value(lines: Sequence[str]) -> bool:

@@ -84,10 +84,11 @@ _ENDS_AS_A_NUMBER = re.compile(r"(?:[0-9}\])°%]|\\pi)$")
 _COUNTED = re.compile(r"[a-z]{2,20}s|people|men|women|children", re.IGNORECASE)
 _NOT_COUNTED = re.compile(
     r"(?!months|lengths|widths|depths|paths)\w{0,12}ths|hal(?:ve|f)s|thirds|quarters|tens|dozens|ones|twos|scores"
-    r"|pairs|couples|triples|doubles|multiples|powers|roots|logs|times|plus|minus|less|versus|gross|previous|false"
+    r"|pairs|couples|triples|doubles|multiples|powers|roots|logs|digits|zeros|decimals|places|others|times|plus|minus|less|versus|gross|previous|false"
     r"|does|this|was|has|its|as|is|us",
     re.IGNORECASE,
 )
+_COMMONLY_COUNTED = {"dollars", "cents", "degrees", "years", "months", "weeks", "days", "people", "units", "points"}
 _SHORT_NAMES = {"mph", "rpm", "fps", "usd", "eur", "mol", "rad"}
 _COUNTED_IN_CHINESE = set("个個元米克秒分天年月岁歲人只隻次本块塊台张張条條件支度升层層颗顆")
 _COUNTED_IN_CHINESE |= {"厘米", "毫米", "千米", "公里", "千克", "公斤", "毫升", "分钟", "分鐘", "小时", "小時", "美元"}
@@ -97,6 +98,7 @@ _MAY_BE_A_PRODUCT = {"mv", "mg", "ms", "ma", "mw", "mj", "in", "mi", "pa", "ha",
 _THIN_SPACE = re.compile(r"\\[,;: ]")
 _SET_APART = re.compile(rf"\s|[{CJK}]")
 _LETTER = re.compile(r"[^\W\d_]")
+_POWER_OF_WORD = re.compile(r"\^\{?-?[0-9]\}?")
 _SQUARE_OR_CUBIC = re.compile(r"\b(square|cubic) ([^\W\d_]+)")
 _NEGATIVE_POWER = re.compile(r"\s?([^\W\d_]+)\^-([0-9])")
 
@@ -135,7 +137,9 @@ def leading_unit(text: str) -> str:
     words = unwrapped(_THIN_SPACE.sub(" ", text)).split()
     for count in (3, 2, 1):
         unit = " ".join(words[:count]).rstrip(".,;:!\u3002")
-        if len(words) >= count and (unit == "percent" or _is_known(unit)):
+        # Other words on -s may be verbs: "works".
+        is_counted_alone = _is_counted(unit) and _in_short(unit) not in _NAMES and unit not in _COMMONLY_COUNTED
+        if len(words) >= count and (unit == "percent" or (_is_known(unit) and not is_counted_alone)):
             return unit
     return ""
 
@@ -234,14 +238,14 @@ def _is_known(unit: str) -> bool:
         >>> [_is_known(unit) for unit in ("km/h", "dollars per day", "square inches", "dozen", "or more")]
         [True, True, True, False, False]
     """
-    makes_another_number = only_number(f"1 {unit}") != 1  # 5 million
+    makes_another_number = only_number(f"1 {_POWER_OF_WORD.sub('', unit)}") != 1  # 5 million
     if makes_another_number or unit.lower() in ("am", "pm"):
         return False
     if re.search(f"[{CJK}]", unit):
         return unit in _COUNTED_IN_CHINESE
     if is_unit(unit):
         return True
-    counted, *per = _PER.split(re.sub(r"\^[23]", "", _name_of_unit(unit)))
+    counted, *per = _PER.split(_POWER_OF_WORD.sub("", _name_of_unit(unit)))
     is_rate_at_most = len(per) < 2 and all(map(str.isalpha, per))
     return is_rate_at_most and (is_unit(counted) or _is_counted(counted))
 

@@ -68,9 +68,10 @@ def _solutions_of(expression: Any) -> Any:
     if not isinstance(expression, (sympy.Or, sympy.And)) or len(expression.free_symbols) != 1:
         return None
     try:
-        return expression.as_set()
+        found = expression.as_set()
     except (NotImplementedError, TypeError, ValueError):  # SymPy cannot solve it
         return None
+    return None if found is sympy.S.EmptySet else found  # nothing would be the same as any other nothing
 
 
 def _are_small_and_differ(gold: Any, answer: Any) -> bool:

@@ -415,6 +415,9 @@ READINGS = [
     (letters, "The answer is A, I think.\nHowever, the correct option is B.", {"A", "B"}),
     *((letters, text, set()) for text in ("We can rule out:\n\nB", "Wrong answer: A", "错误答案:A")),
     (letters, "The incorrect answer is A", set()),
+    (letters, "The incorrect option is A.", {"A"}),  # where the question is which one is incorrect
+    (letters, "The answer is A. Therefore option B is the correct answer.", {"A", "B"}),
+    (letters, "The answer is A. Wait. Final choice: B.", {"A", "B"}),
     *((letters, text, {"B"}) for text in ("B, not A", "B (not A)", "B rather than A", "Not A but B")),
     (letters, "A is wrong, B is right", {"B"}),
     *((letters, text, {"B"}) for text in ("【答案】B", "B正确", "选项B正确", "B项", "故选B", "选B不选A")),

@@ -72,6 +72,8 @@ from qwenvl.rewards.mathematics.comparing import compare_as_text
         ("x<2 or x>5", ["x < 2 or x > 5", r"x > 5 \text{ or } x < 2"], ["x<2 and x>5", "y<2 or y>5", "x<2"]),
         (r"(-\infty,-2]\cup[3,\infty)", [r"x \le -2 \text{ or } x \ge 3"], ["x < -2 or x > 3"]),
         ("x > 2 and x < 5", ["2<x<5", "(2,5)"], ["[2,5]"]),
+        ("x>3或x<-1", ["x<-1或x>3"], ["x>1或x<-3"]),
+        ("x > 3 and x < 1", ["x < 1 and x > 3"], ["x > 5 and x < 2"]),
         ("1<x<y", ["1 < x < y"], ["x<y"]),
         (r"\angle ABC = 30^\circ", ["30°", "∠ABC = 30°"], [r"\angle DEF = 30^\circ"]),
         ("area = 5", ["5", "Area = 5"], ["perimeter = 5"]),
