@@ -26,6 +26,7 @@ _BETWEEN_NUMBERS = re.compile(r"(?:[\s,;|&+/#>(){}\[\]\u2022\u2192\u21d2\u3001�
 _MARKUP = re.compile(r"(?<![0-9])[*`$\"']+|[*`$\"']+(?![0-9])|\\boxed\b|^[^\S\n]*-\s", re.MULTILINE)
 # Of a column with gaps tables write 2.0.
 _BARE_NUMBER = re.compile(r"(?:steps?|actions?|步[骤驟]|第)?([0-9]{1,9})(?:\.0)?步?")
+_NUMBER_OF_STEPS = re.compile(r"[0-9]\s{1,4}(?:steps?|actions?)\b", re.IGNORECASE)  # "2 steps", and not step 2
 _WORDS_BESIDE_NUMBERS = frozenset(
     ("", "and", "then", "first", "next", "finally", "step", "steps", "action", "actions")
 )
@@ -49,7 +50,7 @@ _BETWEEN = (
     rf"|{_CONNECTIVES_IN_CHINESE}"
 )
 # In front of a name its number in the list, "step 2: insert the fan". That of "2. insert the fan" may count items.
-_OWN_NUMBER = r"(?:(?:step|action)\s|步[骤驟]|第)?\[?([0-9]{1,9})步?\]?(?:\s?[:-]\s?|\s)"
+_OWN_NUMBER = r"(?:(?:step|action)\s|步[骤驟]|第)?\[?([0-9]{1,9})步?\]?(?:\s?[:-]\s?|\s|(?<=step [0-9])[.)]\s?)"
 _ENDS_A_PHRASE = frozenset(",;>\u2192\u21d2|\u3001\u3002")
 
 
@@ -229,6 +230,8 @@ def bare_numbers(text: str) -> frozenset[int]:
 
     Not those of ``2-3``, which may mean more steps.
     """
+    if _NUMBER_OF_STEPS.search(text):
+        return frozenset()
     words = [word.rstrip(".:") for word in _BETWEEN_NUMBERS.split(_MARKUP.sub(" ", text.casefold()))]
     numbers = [_BARE_NUMBER.fullmatch(word) for word in words if word not in _WORDS_BESIDE_NUMBERS]
     return frozenset(int(number[1]) for number in numbers if number) if all(numbers) else frozenset()

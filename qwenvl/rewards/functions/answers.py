@@ -18,8 +18,8 @@ from qwenvl.files import require
 from qwenvl.rewards.functions.text import alike, answer_of, normalized, pairs, unmarked, unreadable
 
 _YES_NO = re.compile(r"\b(?:yes|no)\b")
-_NEITHER = re.compile(r"^(?:yes|no)\s?(?:/|\bor\b)\s?(?:yes|no)\b|\bnot (?:yes|no)\b")
-_NEGATED = re.compile(r"(?:n't|\bnever|\bcannot say) (?:yes|no)\b")
+_NEITHER = re.compile(r"^(?:yes|no)\s?(?:/|\bor\b)\s?(?:yes|no)\b")
+_NEGATED = re.compile(r"(?:n't|\bnever|\bcannot say|\bnot) (?:yes|no)\b")
 _ANSWER_IS = re.compile(r"\banswer(?: is|:) (yes|no)\Z")
 _BOTH = re.compile(r"(?:yes|no)\W{0,4}(?:(?:or|and|but)\b\W{0,4}(?:also\s)?)?(?:yes|no)\W*")  # and nothing else
 # Vowel signs and accents of many scripts are marks, which belong to the letters in front of them.
@@ -88,7 +88,7 @@ def affirms(text: str) -> bool | None:
     """Whether a text says yes (True), no (False), or neither or both (None)."""
     plain = normalized(text)
     said = _ANSWER_IS.findall(plain) or _YES_NO.findall(plain)
-    begins_so = plain.startswith(("yes", "no"))
+    begins_so = _YES_NO.match(plain) is not None
     if not said or _NEITHER.search(plain) or (_NEGATED.search(plain) and not begins_so):
         return None
     if len(set(said)) > 1 and (_BOTH.fullmatch(plain) or not plain.startswith(said[0])):

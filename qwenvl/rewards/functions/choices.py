@@ -56,7 +56,8 @@ _NO_CHOICE = re.compile(
 )
 # The last one of "Option A is wrong. The answer is B." decides, and not "if it rains, the answer is C".
 _ANSWER_IS = re.compile(
-    r"(?:\A|(?<=[.!?:\n])\s{0,4})(?:(?i:so|thus|hence|therefore|wait|no|actually|but)[,:]?\s)?"
+    r"(?:\A|(?<=[.!?:\n])\s{0,4}|(?<=[,;])\s{0,4}(?=(?i:so|thus|hence|therefore|but)\b))"
+    r"(?:(?i:so|thus|hence|therefore|wait|no|hmm|actually|but|however)[,:]?\s){0,3}"
     r"(?i:(?:the|my)\s(?:(?:final|correct|best)\s)?answer\s(?:is|would be|should be):? ?"
     rf"|(?:final |correct )?answer: ?){_CHOICE}"
     r"(?!(?<=A) (?!(?:as|and|because|but|for|if|or|since)\b)[a-z])"  # a man
@@ -97,15 +98,17 @@ _BEHIND = re.compile(
     r"(?: answers?| options?| choices?| ones?)?[.!]?\Z"
 )
 _OWN_LINE = re.compile(r"^[(\[]?[A-H][)\]]?[.:]?\s*$", re.MULTILINE)
-_OPTION = r"(?i:option|answer|choice)"
+_OPTION = r"(?i:option|answer|choice)s?"
+_ONE = r"[(\[]?[A-H][)\]]?(?!\w)"
+_SOME = rf"{_ONE}(?:(?:,\s?(?:and\s|or\s)?|\s(?:and|or)\s|/){_ONE}){{0,7}}"
 _REJECTED = re.compile(
-    rf"(?i:\b(?:not|than|except(?: for)?|eliminate|exclude|reject|rule out)|n't)\s(?i:the\s)?{_OPTION}\s{_CHOICE}"
-    rf"|{_OPTION}\s{_CHOICE}\s(?i:can't|cannot|does(?:n't| not)|is(?:n't| not)|was(?:n't| not))\b"
-    # "B, not A", "not A but B", "B instead of A", and in Chinese.
-    rf"|(?:,\s?)?(?i:\bnot|\brather than|\binstead of)\s{_CHOICE}(?=[^\S\n]*(?:\Z|[.,;)\n]|but\b))"
-    rf"|[,\u3001]?不[选是]{_CHOICE}"
-    # "A is wrong, B is right"
-    rf"|(?<!{_OPTION} ){_CHOICE}\s(?:is|was)\s(?:wrong|incorrect|false)\b"
+    rf"(?i:\b(?:not|than|except(?: for)?|eliminate|exclude|reject|rule out)|n't)\s(?i:the\s)?{_OPTION}\s{_SOME}"
+    rf"|{_OPTION}\s{_SOME}\s(?i:can't|cannot|(?:do|does|is|are|was|were)(?:n't| not))\b"
+    # "B, not A or C", "not A but B", "B instead of option A", and in Chinese.
+    rf"|(?:,\s?)?(?i:\bnot|\brather than|\binstead of)\s(?:{_OPTION}\s)?{_SOME}(?=[^\S\n]*(?:\Z|[.,;)\n]|but\b))"
+    rf"|[,\u3001]?不[选是]{_ONE}"
+    # "A is wrong, B is right", "Options A and B are wrong"
+    rf"|(?:{_OPTION}\s)?{_SOME}\s(?:is|are|was|were)\s(?:clearly\s)?(?:wrong|incorrect|false|ruled out)\b"
 )
 _BEHIND_A_REJECTED_ONE = re.compile(r"\A[\s,;.()]{0,8}(?:but|and)?[\s,;]{1,8}")
 # What follows gives reasons, and may name other options.
@@ -202,7 +205,7 @@ def _cleaned(text: str) -> str:
     # Before "I choose" goes, so that "not option B" is still whole.
     without = _REJECTED.sub("", text)
     if without != text:
-        text = _BEHIND_A_REJECTED_ONE.sub("", without).rstrip(" ,;(")
+        text = _BEHIND_A_REJECTED_ONE.sub("", without).rstrip(" ,;(.")
     return _BEFORE.sub("", text)
 
 

@@ -23,6 +23,7 @@ _WRAPPED = re.compile(r"\\(?:boxed|fbox|text|textrm|textbf|textit|mathrm|mathbf|
 _MOST_WRAPPERS = 3
 _FENCED = re.compile(r"\s{0,9}```[a-z]{0,20}[^\S\n]{0,9}\n([^`]*)```\s{0,9}")
 _EMPHASIZED = re.compile(r"(?<![\w*])(\*{1,3}|`)(?!\s)([^*`\n]+)(?<!\s)\1(?![\w*])")
+_UNDERLINED = re.compile(r"(?<!\w)(_{1,2})(?!\s)([^_\n]+)(?<!\s)\1(?!\w)")
 _IN_DOLLARS = re.compile(r"[\"']?\${1,2}([^$]*)\${1,2}[.\"']{0,2}")
 GRAPHEME_JOINER = "\u034f"  # an invisible character that marks on both sides of it are not ordered across
 
@@ -191,7 +192,7 @@ def unwrapped(text: str) -> str:
 
 
 def unmarked(text: str) -> str:
-    r"""A text without what shows it otherwise: code fences, Markdown's stars and backticks, boxes of LaTeX.
+    r"""A text without what shows it otherwise: code fences, Markdown's emphasis, boxes of LaTeX.
 
     Example:
         >>> unmarked("**open door**, **close door**"), unmarked(r"$\boxed{7}$"), unmarked("2*3*4")
@@ -200,7 +201,7 @@ def unmarked(text: str) -> str:
     fenced = _FENCED.fullmatch(text)
     if fenced is not None:
         text = fenced[1]
-    text = _EMPHASIZED.sub(r"\2", unwrapped(text)).strip()
+    text = _UNDERLINED.sub(r"\2", _EMPHASIZED.sub(r"\2", unwrapped(text))).strip()
     in_dollars = _IN_DOLLARS.fullmatch(text)
     return text if in_dollars is None else in_dollars[1]
 
