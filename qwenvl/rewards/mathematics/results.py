@@ -69,7 +69,8 @@ def unboxed(text: str) -> str:
     if is_part or (is_sentence and _CONTINUES.match(behind)) or _NOT.search(before) or _REJECTED.match(behind):
         return text
     if is_sentence or _NEXT_SENTENCE.match(behind) or (is_in_sentence and is_unit(behind)):
-        behind = _unit_behind(behind) if _ENDS_AS_A_NUMBER.search(inside) else ""
+        may_have_a_unit = _ENDS_AS_A_NUMBER.search(inside) and not split_unit(inside).unit
+        behind = _unit_behind(behind) if may_have_a_unit else ""
     # The space keeps numbers apart, which text alone compares then: 2\boxed{3} is not 23.
     result = f"{'' if is_alone else before.rstrip()} {inside}".lstrip() + behind
     # Of "$\\boxed{5}$ m" the dollar sign in front is gone with the box.

@@ -69,6 +69,7 @@ import pytest
         ("45°", [r"The angle is $\boxed{45}^\circ$."], [r"The angle is $\boxed{46}^\circ$."]),
         ("6", ["$a = \\boxed{3}$\n$2a = \\boxed{6}$"], ["1. $\\boxed{3}$\n2. $\\boxed{6}$"]),
         (r"$\boxed{3} \Rightarrow \boxed{6}$", ["6"], ["3"]),
+        ("12 cm", [r"Hence $\boxed{12 \text{ cm}}$ points to the solution."], []),
         ("12 cm", [r"So we see that $\boxed{12 cm}$ works.", r"Hence $\boxed{12}$ cm satisfies it."], []),
         ("7", ["I think the answer is 7."], ["If x = 3, the answer is 7", "错误的答案是7"]),
         ("7", ["Answer: 7\n\nExplanation: 3 + 4 = 7"], ["Answer: 7\nHence, x = 12.", "The value of x minus 1 is 7"]),
