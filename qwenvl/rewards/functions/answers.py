@@ -19,8 +19,8 @@ from qwenvl.rewards.functions.text import alike, answer_of, normalized, pairs, u
 
 _YES_NO = re.compile(r"\b(?:yes|no)\b")
 _NEITHER = re.compile(r"^(?:yes|no)\s?(?:/|\bor\b)\s?(?:yes|no)\b")
-_NEGATED = re.compile(r"(?:n't|\bnever|\bcannot say|\bnot) (?:yes|no)\b")
-_ANSWER_IS = re.compile(r"\banswer(?: is|:) (yes|no)\Z")
+_NEGATED = re.compile(r"(?:n't(?: be)?|\bnever|\bcannot say|\bnot) (?:yes|no)\b")
+_ANSWER_IS = re.compile(r"\banswer(?: is:?|:) (yes|no)!{0,3}\Z")
 _BOTH = re.compile(r"(?:yes|no)\W{0,4}(?:(?:or|and|but)\b\W{0,4}(?:also\s)?)?(?:yes|no)\W*")  # and nothing else
 # Vowel signs and accents of many scripts are marks, which belong to the letters in front of them.
 _BLOCKS_WITH_MARKS = (range(0x300, 0x1E00), range(0x20D0, 0x2100), range(0xA600, 0xAC00), range(0x10A00, 0x12000))
@@ -86,7 +86,7 @@ def rouge(completions: list[str], solution: list[str], **columns: Any) -> list[f
 
 def affirms(text: str) -> bool | None:
     """Whether a text says yes (True), no (False), or neither or both (None)."""
-    plain = normalized(text)
+    plain = normalized(unmarked(text))
     said = _ANSWER_IS.findall(plain) or _YES_NO.findall(plain)
     begins_so = _YES_NO.match(plain) is not None
     if not said or _NEITHER.search(plain) or (_NEGATED.search(plain) and not begins_so):

@@ -44,6 +44,8 @@ _SAID_SEVERAL = re.compile(
     # "I" before a word is no choice: "the answer is B, I am sure".
     r"([(\[]?[A-Z][)\]]?(?:\s{0,4}(?:,|/|&|、|和|,? ?\b(?:and|or)\b)\s{0,4}(?!I\s+[a-z])[(\[]?[A-Z]\b[)\]]?)+)"
 )
+# "The answer is AC."
+_SAID_RUN = re.compile(rf"(?:{_ANNOUNCED}|{_ANNOUNCED_IN_CHINESE}):? ?([A-H]{{2,8}})(?!\w)")
 # The letters are on the lines behind: "The correct answer is:".
 _SAID_BELOW = re.compile(
     r"^(.*(?:\b(?i:answers?|(?:correct|right|best)\s(?:option|choice)s?)(?: is| are)?"
@@ -111,6 +113,7 @@ _REJECTED = re.compile(
     rf"|(?:{_OPTION}\s)?{_SOME}\s(?:is|are|was|were)\s(?:clearly\s)?(?:wrong|incorrect|false|ruled out)\b"
 )
 _BEHIND_A_REJECTED_ONE = re.compile(r"\A[\s,;.()]{0,8}(?:but|and)?[\s,;]{1,8}")
+_IN_FRONT_OF_A_REJECTED_ONE = re.compile(r"[\s,;(]{0,8}(?:\bbut)?[\s,;(.)]{0,8}\Z")
 # What follows gives reasons, and may name other options.
 _REASON = re.compile(r",?[^\S\n](?:because|since)\b[^\n]*", re.IGNORECASE)
 
@@ -170,8 +173,11 @@ def _chosen(text: str) -> set[str]:
     if is_list or len(are_marked) == 1:
         if all(len(word) == 1 and word.isascii() and word.isalpha() for word in words):
             return {word.upper() for word in words}
-        if len(words) == 1 and _RUN.fullmatch(words[0]) and list(words[0]) == sorted(set(words[0])):
+        if len(words) == 1 and _RUN.fullmatch(words[0]) and _is_rising(words[0]):
             return set(words[0])
+    run = _SAID_RUN.search(text)
+    if run is not None and _is_rising(run[1]):
+        return set(run[1])
     several = _SAID_SEVERAL.search(text)
     said = _SAID.search(text)
     # Not those of "D. Both options A and B" and of "The answer is D because options A and B are wrong".
@@ -205,7 +211,7 @@ def _cleaned(text: str) -> str:
     # Before "I choose" goes, so that "not option B" is still whole.
     without = _REJECTED.sub("", text)
     if without != text:
-        text = _BEHIND_A_REJECTED_ONE.sub("", without).rstrip(" ,;(.")
+        text = _IN_FRONT_OF_A_REJECTED_ONE.sub("", _BEHIND_A_REJECTED_ONE.sub("", without))
     return _BEFORE.sub("", text)
 
 
@@ -234,6 +240,11 @@ def _lone_line(text: str) -> str | None:
     is_first_alone = _OWN_LINE.fullmatch(first_line) is not None and not _OWN_LINE.search(behind)
     is_text_behind = re.match(r"\s*(?!(?:and|or|option|answer|choice)\b)[^\W\d_]{2}", behind) is not None
     return first_line if is_first_alone and is_text_behind else None
+
+
+def _is_rising(run: str) -> bool:
+    """Whether letters are in the order of the alphabet, each once: AC, and not BED."""
+    return list(run) == sorted(set(run))
 
 
 def _marked(text: str) -> set[str]:
