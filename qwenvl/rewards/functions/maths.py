@@ -30,7 +30,7 @@ class MathReward:
 
     Texts that are equal once normalized are equal, but mathematics whose letters differ in case alone is not. Words,
     single letters and what holds a colon compare as text ("A", "yes", "12:30"), and so do numbers with a base (17_8),
-    derivatives, dots and remainders.
+    derivatives, dots, remainders, numbers of statements ("(1)(4)"), and ranges and dates of solutions ("20-30").
 
     Other pairs are parsed as LaTeX and verified by math-verify, gold first: 1/2 is 0.5, and the square root of 8 is
     twice that of 2. Plain writing such as ``ln(2)``, ``x**2``, ``sqrt(x + 1)``, ``3 x 10^8`` and ``1/2 x`` (half of x)

@@ -63,17 +63,18 @@ def stated_in(text: str) -> str:
     boxes = list(BOX.finditer(text))
     if boxes:
         return _stated_beside_boxes(text, announced, boxes[-1])
-    text = _SO.sub("", text) if not announced else text
     if announced:
         first_line, *others = text[announced[-1].end() :].strip().splitlines() or [""]
         return first_line if first_line and not _have_another_value(others) else text
+    text = _SO.sub("", text)
     first_line, *others = text.strip().splitlines() or [""]
     if any(map(_EXPLAINS.match, others)) and _is_value(first_line):
         return first_line
     stated = _STATES.match(text)
     if stated is None:
         return text
-    value = AND_OR.sub(", ", FINAL_DOT.sub("", text[stated.end() :]))
+    without_dot = FINAL_DOT.sub("", text[stated.end() :])
+    value = AND_OR.sub(", ", without_dot)
     return value if _is_value(value) else text
 
 
