@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from qwenvl.characters import CJK
-from qwenvl.rewards.functions.text import alike, solution_of, unreadable, unwrapped
+from qwenvl.rewards.functions.text import alike, solution_of, unreadable, without_commands
 
 _SPLIT = re.compile(r"[\s,;/&+\u3001和与或及]+")
 _RUN = re.compile(r"[A-H]{2,8}")
@@ -195,7 +195,7 @@ def _chosen(text: str) -> set[str]:
 
 def _cleaned(text: str) -> str:
     """A text without boxes, markup, quotes, and rejected options."""
-    text = unwrapped(text).translate(_QUOTES_AND_BRACKETS).strip()
+    text = without_commands(text).translate(_QUOTES_AND_BRACKETS).strip()
     found = _OBJECT.fullmatch(text)
     if found is not None:
         text = found[1].strip()

@@ -18,8 +18,11 @@ TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 ANSWER_LIMIT = 10_000  # characters; no answer is that long, and reading one of a megabyte takes time
 LONGEST_RUN_OF_MARKS = 30
 _AROUND_TEXTS = " .\"'\u2018\u2019\u201c\u201d\u3002"  # dots and quotes, typographic ones too
+TEXT_COMMANDS = "text|textrm|textbf|textit|mathrm|mathbf|mbox"
+"""Commands of LaTeX around words, without their backslash, as a pattern."""
+
 # A command of LaTeX around a text without another one in it: what \boxed{\text{B}} says is found from the inside out.
-_WRAPPED = re.compile(r"\\(?:boxed|fbox|text|textrm|textbf|textit|mathrm|mathbf|mbox)\s{0,4}\{([^{}]*)\}")
+_WRAPPED = re.compile(rf"\\(?:boxed|fbox|{TEXT_COMMANDS})\s{{0,4}}\{{([^{{}}]*)\}}")
 _MOST_WRAPPERS = 3
 _FENCED = re.compile(r"\s{0,9}```[a-z]{0,20}[^\S\n]{0,9}\n([^`]*)```\s{0,9}")
 _EMPHASIZED = re.compile(r"(?<![\w*])(\*{1,3}|`)(?!\s)([^*`\n]+)(?<!\s)\1(?![\w*])")
@@ -179,11 +182,11 @@ def unified(text: str) -> str:
     return unicodedata.normalize("NFC", "".join(characters))
 
 
-def unwrapped(text: str) -> str:
+def without_commands(text: str) -> str:
     r"""A text without the boxes and the text commands of LaTeX around parts of it, three in each other at most.
 
     Example:
-        >>> unwrapped(r"\boxed{\text{(B)}}"), unwrapped(r"\boxed{B")
+        >>> without_commands(r"\boxed{\text{(B)}}"), without_commands(r"\boxed{B")
         ('(B)', '\\boxed{B')
     """
     for _ in range(_MOST_WRAPPERS):
@@ -201,7 +204,7 @@ def unmarked(text: str) -> str:
     fenced = _FENCED.fullmatch(text)
     if fenced is not None:
         text = fenced[1]
-    text = _UNDERLINED.sub(r"\2", _EMPHASIZED.sub(r"\2", unwrapped(text))).strip()
+    text = _UNDERLINED.sub(r"\2", _EMPHASIZED.sub(r"\2", without_commands(text))).strip()
     in_dollars = _IN_DOLLARS.fullmatch(text)
     return text if in_dollars is None else in_dollars[1]
 

@@ -76,8 +76,10 @@ def _equal_as_text(gold: str, answer: str, *, are_mathematical: bool) -> bool | 
 def _values_to_verify(gold: str, answer: str) -> bool | tuple[str, str]:
     """The values of two mathematical expressions that math-verify has to compare, or whether they are equal."""
     gold, answer = _without_percent(_CURRENCY.sub("", gold), _CURRENCY.sub("", answer))
-    if _RANGE_OR_DATE.fullmatch(plain(unwrapped(gold))) or _DATE.fullmatch(plain(unwrapped(answer))):
-        return plain(unwrapped(gold)) == plain(unwrapped(answer))
+    gold_text = plain(unwrapped(gold))
+    answer_text = plain(unwrapped(answer))
+    if _RANGE_OR_DATE.fullmatch(gold_text) or _DATE.fullmatch(answer_text):
+        return gold_text == answer_text
     if any(_TEXT_ALONE.search(each) or _BASE.search(plain(each)) for each in (gold, answer)):
         return False  # math-verify leaves out dots, bases and remainders
     values = compared_values(gold, answer)

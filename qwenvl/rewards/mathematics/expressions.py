@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-from qwenvl.rewards.functions.text import normalized
+from qwenvl.rewards.functions.text import TEXT_COMMANDS, normalized
 
 FUNCTION_NAMES = "(?:arc)?(?:sin|cos|tan|cot|sec|csc)|(?:sin|cos|tan)h|log|ln|exp|pi"
 FUNCTION = re.compile(rf"(?<![^\W\d_])(?:{FUNCTION_NAMES}|sqrt|lim|max|min|mod)(?![^\W\d_])")
@@ -17,7 +17,7 @@ PLAIN_NUMBER = re.compile(r"[-+]?[0-9]{1,30}(?:\.[0-9]{1,30})?(?:e[-+]?[0-9]{1,2
 # 3 \times 10^8
 _TIMES_TEN = re.compile(r"(?:\\times|\\cdot|\*)10(?:\^|\*\*)(?:\{(-?[0-9]{1,2})\}|(-?[0-9]{1,2}))\Z")
 LONE_LETTER = re.compile(r"[\s().]*[^\W\d_]?[\s().]*")
-WRAPPER = r"\\(?:text|textrm|textbf|textit|mathrm|mathbf|mbox)\s{0,4}"
+WRAPPER = rf"\\(?:{TEXT_COMMANDS})\s{{0,4}}"
 WRAPPED_TEXT = re.compile(rf"{WRAPPER}\{{([^{{}}]*)\}}")
 
 _NO_ZERO = re.compile(r"(?<![\w.])\.(?=[0-9])")  # the point of .5

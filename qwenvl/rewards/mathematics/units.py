@@ -55,7 +55,9 @@ _NAMES = {
     "ft": "foot feet",
     "mi": "mile",
 }
-_SYMBOLS = {name: symbol for symbol, names in _NAMES.items() for name in names.split()}  # in singular
+_SYMBOLS: dict[str, str] = {}  # by names in singular
+for _symbol, _names in _NAMES.items():
+    _SYMBOLS |= dict.fromkeys(_names.split(), _symbol)
 
 # A number that a unit may follow: 5, 3e8, 3 \times 10^8.
 _POWER_OF_TEN = r"(?:\\times|\\cdot|[*\u00d7\u22c5])10(?:\^|\*\*)(?:-?[0-9]{1,3}|\{-?[0-9]{1,3}\})"
@@ -79,25 +81,30 @@ _UNIT_WITH_POWER = re.compile(r"(?<=[0-9}]) ?([^\W\d_]{2,}) ?\^ ?\{?([0-9])\}?$"
 # does not end so would take 2^n steps.
 _WRAPPED_UNIT = re.compile(rf"(?>{WRAPPER}\{{[^{{}}]*\}}(?: ?{_EXPONENT})?(?: ?(?:/|\*|\\cdot))? ?)+$")
 _ENDS_AS_A_NUMBER = re.compile(r"(?:[0-9}\])°%]|\\pi)$")
-# Units that a value may lack: those that have a symbol, and what is counted in English or Chinese. Other words may say
-# more about the number: 3 quarters, 5 or more, 2 squared, 5 point two, 5 \u4ee5\u4e0a.
+# Units that a value may lack have a symbol, or are counted in English or Chinese. Other words may say more about the
+# number: 3 quarters, 5 or more, 2 squared, 5 point two.
 _COUNTED = re.compile(r"[a-z]{2,20}s|people|men|women|children", re.IGNORECASE)
 _NOT_COUNTED = re.compile(
     r"(?!months|lengths|widths|depths|paths)\w{0,12}ths|hal(?:ve|f)s|thirds|quarters|tens|dozens|ones|twos|scores"
-    r"|pairs|couples|triples|doubles|multiples|powers|roots|logs|digits|zeros|decimals|places|others|times|plus|minus|less|versus|gross|previous|false"
-    r"|does|this|was|has|its|as|is|us",
+    r"|pairs|couples|triples|doubles|multiples|powers|roots|logs|digits|zeros|decimals|places|others|times|plus|minus"
+    r"|less|versus|gross|previous|false|does|this|was|has|its|as|is|us",
     re.IGNORECASE,
 )
+# Behind a box other words on -s may be verbs: "works".
 _COMMONLY_COUNTED = {"dollars", "cents", "degrees", "years", "months", "weeks", "days", "people", "units", "points"}
-_SHORT_NAMES = {"mph", "rpm", "fps", "usd", "eur", "mol", "rad"}
+_SHORT_NAMES = {"mph", "rpm", "fps", "usd", "eur", "mol", "rad"}  # that are no two letters
+_CHINESE = re.compile(f"[{CJK}]")
 _COUNTED_IN_CHINESE = set("个個元米克秒分天年月岁歲人只隻次本块塊台张張条條件支度升层層颗顆")
 _COUNTED_IN_CHINESE |= {"厘米", "毫米", "千米", "公里", "千克", "公斤", "毫升", "分钟", "分鐘", "小时", "小時", "美元"}
 _COUNTED_IN_CHINESE |= {"平方米", "平方厘米", "立方米", "立方厘米"}
-_PER = re.compile(r"\s?(?:/|\b(?:per|an?|each)\b)\s?")
+_PER = re.compile(r"\s?(?:/|\b(?:per|an?|each)\b)\s?")  # dollars per day
+# Joined to a number these may be two variables: 3mg, 2mv.
 _MAY_BE_A_PRODUCT = {"mv", "mg", "ms", "ma", "mw", "mj", "in", "mi", "pa", "ha", "us"}
-_THIN_SPACE = re.compile(r"\\[,;: ]")
-_SET_APART = re.compile(rf"\s|[{CJK}]")
+_SET_APART = re.compile(rf"\s|[{CJK}]")  # Chinese letters are no variables
 _LETTER = re.compile(r"[^\W\d_]")
+
+# Spellings of one unit.
+_THIN_SPACE = re.compile(r"\\[,;: ]")
 _POWER_OF_WORD = re.compile(r"\^\{?-?[0-9]\}?")
 _SQUARE_OR_CUBIC = re.compile(r"\b(square|cubic) ([^\W\d_]+)")
 _NEGATIVE_POWER = re.compile(r"\s?([^\W\d_]+)\^-([0-9])")
@@ -137,11 +144,14 @@ def leading_unit(text: str) -> str:
     words = unwrapped(_THIN_SPACE.sub(" ", text)).split()
     for count in (3, 2, 1):
         unit = " ".join(words[:count]).rstrip(".,;:!\u3002")
-        # Other words on -s may be verbs: "works".
-        is_counted_alone = _is_counted(unit) and _in_short(unit) not in _NAMES and unit not in _COMMONLY_COUNTED
-        if len(words) >= count and (unit == "percent" or (_is_known(unit) and not is_counted_alone)):
+        is_named = unit == "percent" or (_is_known(unit) and not _may_be_a_verb(unit))
+        if len(words) >= count and is_named:
             return unit
     return ""
+
+
+def _may_be_a_verb(word: str) -> bool:
+    return _is_counted(word) and _in_short(word) not in _NAMES and word not in _COMMONLY_COUNTED
 
 
 def are_one_unit(name: str, other: str) -> bool:
@@ -224,8 +234,9 @@ def _are_variables(text: str, measure: Measure, other: str) -> bool:
 def _is_surely_a_unit(text: str, measure: Measure) -> bool:
     """Whether what is behind a value is a unit, ``5 \\text{m}`` and ``5 m``, and neither variables nor words on it."""
     is_in_latex = _unit_in_latex(text) is not None
-    if not _is_known(measure.unit) or (len(measure.unit) == 1 and measure.unit.isascii() and not is_in_latex):
-        return False  # 3 t
+    may_be_a_variable = len(measure.unit) == 1 and measure.unit.isascii() and not is_in_latex  # 3 t
+    if may_be_a_variable or not _is_known(measure.unit):
+        return False
     behind = unwrapped(text).removeprefix(measure.value)
     is_joined = measure.unit.lower() in _UNITS_OF_TWO_LETTERS - _MAY_BE_A_PRODUCT  # 5cm
     return is_joined or is_in_latex or _SET_APART.match(behind) is not None
@@ -241,7 +252,7 @@ def _is_known(unit: str) -> bool:
     makes_another_number = only_number(f"1 {_POWER_OF_WORD.sub('', unit)}") != 1  # 5 million
     if makes_another_number or unit.lower() in ("am", "pm"):
         return False
-    if re.search(f"[{CJK}]", unit):
+    if _CHINESE.search(unit):
         return unit in _COUNTED_IN_CHINESE
     if is_unit(unit):
         return True
@@ -355,6 +366,16 @@ def _name_of_unit(text: str) -> str:
     """
     name = re.sub(_TIMES, " ", text).replace("{", "").replace("}", "")
     name = re.sub(r"\s*/\s*|\sper\s", "/", name)
-    name = _SQUARE_OR_CUBIC.sub(lambda found: f"{found[2]}^{2 if found[1] == 'square' else 3}", name)
-    name = _NEGATIVE_POWER.sub(lambda found: f"/{found[1]}" + f"^{found[2]}" * (found[2] != "1"), name)
+    name = _SQUARE_OR_CUBIC.sub(_with_power, name)
+    name = _NEGATIVE_POWER.sub(_divided, name)
     return " ".join(name.split())
+
+
+def _with_power(found: re.Match[str]) -> str:
+    """Square metres as metres^2."""
+    return f"{found[2]}^2" if found[1] == "square" else f"{found[2]}^3"
+
+
+def _divided(found: re.Match[str]) -> str:
+    """s^-2 as /s^2."""
+    return f"/{found[1]}" if found[2] == "1" else f"/{found[1]}^{found[2]}"

@@ -39,7 +39,9 @@ def _are_equal(parsed_gold: Any, parsed_answer: Any) -> bool:
         return False  # to math-verify -2 < x < 3 is {-2, 3}
     if _are_small_and_differ(parsed_gold, parsed_answer):
         return False
-    if _are_the_same_relations(parsed_gold, parsed_answer):
+    relations = _relations_of(parsed_gold)
+    is_same_chain = relations is not None and relations == _relations_of(parsed_answer)
+    if is_same_chain and type(parsed_gold) is type(parsed_answer):  # and not "or" beside "and"
         return True
     sets = [_solutions_of(each) for each in (parsed_gold, parsed_answer)]
     if None not in sets:  # x < 2 or x > 3, and its union of intervals
@@ -49,15 +51,14 @@ def _are_equal(parsed_gold: Any, parsed_answer: Any) -> bool:
     return bool(verify(parsed_gold, parsed_answer, allow_set_relation_comp=True, timeout_seconds=None))
 
 
-def _are_the_same_relations(gold: Any, answer: Any) -> bool:
-    """Whether two chains of inequalities have the same ones: a > b > c and c < b < a."""
+def _relations_of(expression: Any) -> set[Any] | None:
+    """The inequalities of a chain, each in one direction: a > b > c is c < b < a. None: it is something else."""
     sympy = require("sympy", "rewards")
-    kind = type(gold)
-    if kind is not type(answer) or not isinstance(gold, (sympy.And, sympy.Or)):
-        return False
-    relations = [{part.canonical for part in each.args if isinstance(part, sympy.Rel)} for each in (gold, answer)]
-    have_all = all(len(found) == len(each.args) for found, each in zip(relations, (gold, answer), strict=True))
-    return have_all and relations[0] == relations[1]
+    is_chain = isinstance(expression, (sympy.And, sympy.Or))
+    if not is_chain or not all(isinstance(part, sympy.Rel) for part in expression.args):
+        return None
+    relations = {part.canonical for part in expression.args}
+    return relations if len(relations) == len(expression.args) else None
 
 
 def _solutions_of(expression: Any) -> Any:
