@@ -20,6 +20,7 @@ from qwenvl.console import say
 from qwenvl.data.errors import RecordError
 from qwenvl.data.media.source import frame_list, version_of
 from qwenvl.data.options import FrameOptions, PromptOptions, ReadingOptions
+from qwenvl.data.records.choices import options_in
 from qwenvl.data.records.framing import unframed
 from qwenvl.data.records.keys import SOLUTION_KEYS
 from qwenvl.data.records.timelines import numbers_of
@@ -37,7 +38,7 @@ from qwenvl.option import parse_row
 from qwenvl.rewards import build_rubric
 from qwenvl.rewards.functions.actions import action_numbers, names_in
 from qwenvl.rewards.functions.text import answer_of, normalized
-from qwenvl.rewards.kinds import kind_called
+from qwenvl.rewards.kinds import CHOICE, kind_called
 from qwenvl.rewards.options import RewardOptions
 from qwenvl.rewards.resolve import DEFAULT_WEIGHTS
 from qwenvl.rewards.table import FOR_KINDS, FOR_TIMELINES, SHAPING, TABLE, TIMELINES, reading
@@ -225,19 +226,20 @@ class Labels:
         return shown | self._spans_as_shown(question, row) | {"files": files}
 
     def _spans_as_shown(self, question: Record, row: Mapping[str, Any]) -> dict[str, Any]:
-        """The ``steps`` of a prompt's list and, of a question for a timeline, the spans of answer and votes."""
+        """The steps and options of a prompt and, of a question for a timeline, the spans of answer and votes."""
         listed = names_in(question.messages[-1].text)
         steps = [[number, name] for number, name in listed.items()]
         answer = row.get("answer") or ""
         asked = self.reward in TIMELINES or asks_for_timeline(question)
         if not asked and not is_timeline(answer, listed):
-            return {"steps": steps, "timeline": None, "vote_spans": []}
+            return {"steps": steps, "options": self._options(question), "timeline": None, "vote_spans": []}
         spans = timeline_in(answer, numbers_of(listed))
         clips = [FrameInfo.of(clip) for clip in row.get("clips", ())]
         longest = seconds_of(question.fields.get("duration")) or math.inf  # spans beyond it are refused
         votes = [timeline_in(answer, numbers_of(listed)) for answer, _ in row.get("votes", ())]
         return {
             "steps": steps,
+            "options": [],
             "timeline": {
                 "length": min(longest, editor_length([spans, *votes], clips)),
                 "spans": [span_as_shown(span) for span in spans],
@@ -245,6 +247,14 @@ class Labels:
             },
             "vote_spans": [[span_as_shown(span) for span in vote] for vote in votes],
         }
+
+    def _options(self, question: Record) -> list[list[str]]:
+        """The options of a question that is answered by letters, each letter with its text. Empty: it is not."""
+        kind = kind_called(str(question.fields.get("problem_type") or ""))
+        by_letter = self.reward == "multiple_choice" if kind is None else kind.name == CHOICE
+        if not by_letter:
+            return []
+        return [[letter, text] for letter, text in options_in(question.messages[-1].text).items()]
 
     def _address(self, path: Path) -> str:
         """The address of a file for the page."""

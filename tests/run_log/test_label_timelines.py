@@ -315,7 +315,8 @@ def test_steps_that_are_not_in_the_list_are_not_saved(timelines):
     assert page.run("report.list.checked.size") == 0
     page.run("document.querySelector('#unchecked').click()")
     assert page.run(COUNT) == "save 1 record"
-    assert page.run(DONE) == "0 of 3 done, 1 left out: a step is not in the list, a range, or tags in the answer"
+    left_out = "1 left out: a step or option that is not listed, a range, or tags in the answer"
+    assert page.run(DONE) == f"0 of 3 done, {left_out}"
     # An earlier page has confirmed it.
     noted = "{ timeline: [[1, 2, 7, '']], state: 'confirmed' }"
     own = "report.list.index.keys[report.list.chosen]"
@@ -477,11 +478,11 @@ def test_steps_are_buttons_and_folders_are_shown(browser, tmp_path):
     browser.wait("document.querySelector('.palette') !== null")
     browser.run("localStorage.clear()")
     value = "document.querySelector('#answer').value"
-    pressed = "[...document.querySelectorAll('.palette [aria-pressed=true]')].map(each => each.dataset.step).join()"
+    pressed = "[...document.querySelectorAll('.palette [aria-pressed=true]')].map(each => each.dataset.mark).join()"
     assert browser.run(pressed) == "2"
     both = "(2) insert the fan (3) fasten the screw"
     for number, text, shown in ((3, both, "2,3"), (2, "(3) fasten the screw", "3")):
-        browser.run(f"document.querySelector('.palette [data-step=\"{number}\"]').click()")
+        browser.run(f"document.querySelector('.palette [data-mark=\"{number}\"]').click()")
         assert browser.run(value) == text and browser.run(pressed) == shown
     assert browser.run("[...document.querySelectorAll('#list .folder')].map(e => e.textContent)") == [
         "line/cam1",

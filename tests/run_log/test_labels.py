@@ -6,6 +6,7 @@ import pytest
 from PIL import Image
 
 from qwenvl.data.dataset import load_dataset
+from qwenvl.rewards.functions.choices import letters
 from qwenvl.run_log.report.evaluation import write_labels
 from qwenvl.run_log.report.pages import Strip
 from qwenvl.run_log.report.write import write_pictures
@@ -178,8 +179,40 @@ def test_answers_that_training_refuses_are_not_saved_unchecked(browser, tmp_path
     browser.run("document.querySelector('#unchecked').click()")
     assert browser.run(COUNT) == "save 3 records"
     assert browser.run("document.querySelector('#done').textContent").endswith(
-        "6 left out: a step is not in the list, a range, or tags in the answer"
+        "6 left out: a step or option that is not listed, a range, or tags in the answer"
     )
+
+
+def test_a_question_with_options_is_answered_by_their_letters(browser, tmp_path):
+    """By their buttons, or as text: what is saved, training reads as these letters."""
+    options = [["A", "the left one"], ["B", "the right one"], ["C", "none"]]
+    answers = ("B", "both", "D")
+    rows = [label(f"n{n}", answer, 1.0, options=options) for n, answer in enumerate(answers)]
+    written = write_labels(tmp_path, "run", rows, "qwenvl train")
+    browser.open(f"{written.page.as_uri()}#id=cam/n1.mp4")
+    browser.wait("document.querySelector('#group article') !== null")
+    browser.run("localStorage.clear()")
+    is_refused = "document.querySelector('#correct').disabled"
+    assert browser.run(is_refused) and browser.run("document.querySelector('#correct').title") == (
+        "expected the letter of an option, A to C, or several: A, B"
+    )
+    browser.run("document.querySelector('[data-mark=C]').click()")
+    browser.run("document.querySelector('[data-mark=B]').click()")  # one of them
+    pressed = "[...document.querySelectorAll('.palette [aria-pressed=true]')].map(each => each.dataset.mark).join()"
+    assert browser.run("document.querySelector('#answer').value") == browser.run(pressed) == "B"
+    typed = "(box => { box.value = '%s'; box.dispatchEvent(new Event('input')); })(document.querySelector('#answer'))"
+    readable = ("B", " (B) ", "A, C", "A;C", "(A), (C)", "B. the right one", "(B) the right one.", "\uff08B\uff09")
+    for text in readable:
+        browser.run(typed % text)
+        assert not browser.run(is_refused) and browser.run(pressed) == ",".join(sorted(letters(text))), text
+    for text in ("both", "D", "A, D", "b", "A or B", "right (B)", "B. the left one", "A B", "AB", "A-C", "A,"):
+        browser.run(typed % text)
+        assert browser.run(is_refused) and browser.run(pressed) == "", text
+    browser.run(typed % "both")  # as it was
+    browser.run("document.querySelector('#unchecked').click()")
+    assert browser.run(COUNT) == "save 1 record"
+    said = browser.run("document.querySelector('#done').textContent")
+    assert "2 left out: a step or option that is not listed" in said
 
 
 def test_a_name_in_front_of_the_first_number_is_not_saved(browser, tmp_path):
@@ -189,7 +222,7 @@ def test_a_name_in_front_of_the_first_number_is_not_saved(browser, tmp_path):
     browser.open(f"{written.page.as_uri()}#id=cam/one.mp4")
     browser.wait("document.querySelector('#group article') !== null")
     browser.run("localStorage.clear()")
-    browser.run("document.querySelector('[data-step=\"2\"]').click()")
+    browser.run("document.querySelector('[data-mark=\"2\"]').click()")
     assert browser.run("document.querySelector('#answer').value") == "take the lid (2) insert the fan"
     assert browser.run("document.querySelector('#correct').disabled")
     assert browser.run("document.querySelector('#correct').title").startswith("only numbers in brackets would count")

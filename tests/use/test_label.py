@@ -594,6 +594,13 @@ def test_the_page_has_spans_steps_and_files_of_a_question_for_a_timeline(there):
     assert "--reward_funcs timeline_iou" in page  # of the command that trains on the saved labels
 
 
+def test_the_page_has_the_options_of_a_question(there):
+    labelled("model", "clips/2.mp4", "--question", "Which hand?", "--choices", "the left", "the right", "--page")
+    text = Path("labels/data/run-0/page-0.js").read_text()
+    (row,) = json.loads(text[text.index("[") : text.rindex("]") + 1])
+    assert row["options"] == [["A", "the left"], ["B", "the right"]] and row["steps"] == []
+
+
 def test_a_browser_keeps_answers_by_question_and_clip(there):
     """An answer to one question must not count as one to another question about the same clip."""
     keys = []

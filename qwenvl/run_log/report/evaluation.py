@@ -344,20 +344,24 @@ def has_other_step(row: Mapping[str, Any]) -> bool:
     return bool(listed) and any(span["number"] not in listed for span in spans)
 
 
-def lists_of(rows: Sequence[Mapping[str, Any]]) -> tuple[list[Any], list[int | None]]:
-    """The lists of steps of all prompts, each once, and for each answer that is a text which of them is its prompt's.
+def lists_of(rows: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], list[int | None]]:
+    """The steps and options of all prompts, each list once, and for each answer that is a text the place of its own.
 
     None for timelines and for rows without an answer.
     """
-    place_of: dict[tuple[Any, ...], int] = {}
+    lists: list[dict[str, Any]] = []
     places: list[int | None] = []
+    place_of: dict[str, int] = {}
     for row in rows:
-        place = None
-        if row.get("answer") is not None and row.get("timeline") is None:
-            steps = tuple((number, name) for number, name in row.get("steps", ()))
-            place = place_of.setdefault(steps, len(place_of))
+        if row.get("answer") is None or row.get("timeline") is not None:
+            places.append(None)
+            continue
+        offered = {key: row.get(key, []) for key in ("steps", "options")}
+        place = place_of.setdefault(as_json(offered), len(lists))
+        if place == len(lists):
+            lists.append(offered)
         places.append(place)
-    return list(place_of), places
+    return lists, places
 
 
 def different_keys(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -395,8 +399,8 @@ def record_as_shown(record: Mapping[str, Any] | None) -> dict[str, Any] | None:
     return {"turns": record["conversations"], "others": as_json(others)}
 
 
-WITHOUT_RECORD: dict[str, Any] = {"steps": [], "timeline": None, "vote_spans": [], "files": []}
-"""The fields of a row that could not be read: no list of steps, no timeline, no file to play."""
+WITHOUT_RECORD: dict[str, Any] = {"steps": [], "options": [], "timeline": None, "vote_spans": [], "files": []}
+"""The fields of a row that could not be read: no list of steps, no options, no timeline, no file to play."""
 
 
 def write_labels(folder: Path, model: str, rows: Sequence[Mapping[str, Any]], command: str) -> Written:
@@ -406,8 +410,9 @@ def write_labels(folder: Path, model: str, rows: Sequence[Mapping[str, Any]], co
         command: trains the model again on the saved labels.
         rows: of ``Labels``, each also with its ``id``, its ``prompt`` (messages, each with ``role`` and ``text``) and
             ``record``, the row to save it as: a conversation without its last turn. Those that could be read have
-            the ``steps`` of the prompt's list, the ``timeline`` of the answer (None: the question is about none) and of
-            each vote (``vote_spans``), and for each clip the address of its file (``files``), None where there is none.
+            the ``steps`` of the prompt's list, the ``options`` of a question that is answered by letters, the
+            ``timeline`` of the answer (None: the question is about none) and of each vote (``vote_spans``), and for
+            each clip the address of its file (``files``), None where there is none.
     """
     # The numbers of equal keys follow the order of the records, not that of the answers.
     keyed = sorted(zip(different_keys(rows), rows, strict=True), key=lambda pair: doubt(pair[1]))

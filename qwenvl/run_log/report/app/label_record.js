@@ -79,10 +79,33 @@ function stepWithoutNumber(text, steps) {
   return undefined;
 }
 
-// Why training would not read an answer, or nothing.
-function answerProblem(written, steps) {
+// An answer by letters: "B", "A, C", and one with its text, "(B) the left one".
+const LETTERS_ALONE = /^[(\[]?([A-Z])[)\].:]?(?:\s*[,;]\s*[(\[]?([A-Z])[)\].:]?)*$/;
+const LETTER_AND_TEXT = /^[(\[]?([A-Z])[)\].:]+\s+(.*)$/;
+
+// The letters that an answer chooses of options, each [letter, text]. Empty: what it chooses is not plain.
+function chosenLetters(text, options) {
+  const said = text.trim();
+  const withText = LETTER_AND_TEXT.exec(said);
+  const plain = (words) => words.trim().replace(/\.$/, "");
+  const isWritten = ([letter, own]) => letter === withText[1] && plain(own) === plain(withText[2]);
+  if (withText && options.some(isWritten)) return [withText[1]];
+  if (!LETTERS_ALONE.test(said)) return [];
+  const letters = said.match(/[A-Z]/g);
+  return letters.every((each) => options.some(([letter]) => letter === each)) ? letters : [];
+}
+
+// Why training would not read an answer to a question, or nothing.
+// steps, options: of the question, each [number, name] or [letter, text]. Where there are options, they are the answers.
+function answerProblem(written, { steps, options }) {
   const text = asRewardsRead(written);
   if (!text.trim()) return "there is no answer";
+  if (options.length) {
+    const [[first]] = options;
+    const [last] = options.at(-1);
+    const expected = `expected the letter of an option, ${first} to ${last}, or several: A, B`;
+    return chosenLetters(text, options).length ? "" : expected;
+  }
   const first = steps.length ? text.search(/\(\s*[0-9]{1,9}\s*\)/) : -1;
   if (/[\p{L}\p{N}]/u.test(text.slice(0, Math.max(first, 0))))
     return "only numbers in brackets would count: write (2) in front of the name of step 2, for each step";

@@ -229,7 +229,7 @@ class Labels extends List {
     return Boolean(label.timeline) && typeof this.drafts.get(n) !== "string" && !(done && !done.timeline);
   }
 
-  // The field of an answer in words, with a button for each step of the prompt's list.
+  // The field of an answer in words, with a button for each step of the prompt's list, or for each option.
   textPart(n, label) {
     const done = this.done(n);
     const box = h("textarea", {
@@ -241,28 +241,29 @@ class Labels extends List {
         if (savesNow(event)) buttons.correct.click();
       },
     });
-    const steps = h(
+    const hasOptions = label.options.length > 0;
+    const offered = hasOptions ? label.options : label.steps; // [letter, text], or [number, name]
+    const take = (mark, name) => {
+      box.value = hasOptions ? mark : toggledStep(box.value, mark, name);
+      changed();
+    };
+    const palette = h(
       "div",
-      { class: "palette", role: "group", "aria-label": "steps" },
-      label.steps.map(([number, name]) =>
+      { class: "palette", role: "group", "aria-label": hasOptions ? "options" : "steps" },
+      offered.map(([mark, name]) =>
         h(
           "button",
-          {
-            type: "button",
-            "data-step": number,
-            onclick: () => {
-              box.value = toggledStep(box.value, number, name);
-              changed();
-            },
-          },
-          h("b", {}, String(number)),
+          { type: "button", "data-mark": mark, onclick: () => take(mark, name) },
+          h("b", {}, String(mark)),
           ` ${name}`,
         ),
       ),
     );
     const press = () => {
-      const named = new Set(partsOf(box.value).map((part) => part.key));
-      for (const button of steps.children) button.setAttribute("aria-pressed", String(named.has(button.dataset.step)));
+      const named = hasOptions ? chosenLetters(box.value, offered) : partsOf(box.value).map((part) => part.key);
+      for (const button of palette.children) {
+        button.setAttribute("aria-pressed", String(named.includes(button.dataset.mark)));
+      }
     };
     const before = done ? done.answer : label.answer;
     box.value = before;
@@ -270,7 +271,7 @@ class Labels extends List {
     const draft = this.drafts.get(n);
     box.value = Array.isArray(draft) ? spansLine(draft) : (draft ?? before);
     const shown = () => ({ answer: box.value === plain ? before : box.value });
-    const buttons = this.buttons(n, label, { shown, problem: () => answerProblem(box.value, label.steps) });
+    const buttons = this.buttons(n, label, { shown, problem: () => answerProblem(box.value, label) });
     const changed = () => {
       this.draft(n, shown().answer, before);
       press();
@@ -286,7 +287,7 @@ class Labels extends List {
         box.focus();
       },
     }));
-    return h("div", { class: "label" }, label.steps.length ? steps : null, box, buttons.element, votesView(votes));
+    return h("div", { class: "label" }, offered.length ? palette : null, box, buttons.element, votesView(votes));
   }
 
   // The bar of the model's timeline, and below it the one that is edited.
@@ -460,7 +461,7 @@ class Labels extends List {
     };
     note(this.drafts.size, "edited and not saved as a correction");
     note(this.unsaved(), "neither kept nor saved");
-    note(this.leftOut(), "left out: a step is not in the list, a range, or tags in the answer");
+    note(this.leftOut(), "left out: a step or option that is not listed, a range, or tags in the answer");
     document.querySelector("#done").textContent = notes.join(", ");
     this.warn();
   }
