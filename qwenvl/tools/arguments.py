@@ -17,6 +17,7 @@ from qwenvl.tools.errors import ToolError, quoted
 LARGEST_INTEGER = 2**63 - 1  # what arrays and other languages hold
 _DIGITS = re.compile(r"\s*[+-]?\d{1,19}\s*", re.ASCII)
 _OF_PYTHON = {"string": str, "boolean": bool, "integer": int, "number": float, "array": list, "object": dict}
+_NO_TEXTS = ("boolean", "integer", "number", "array", "object")
 
 Schema = Mapping[str, Any]
 
@@ -37,7 +38,8 @@ def typed_arguments(tool: str, parameters: Schema, arguments: Mapping[str, Any])
     known = parameters["properties"]
     unknown = sorted(arguments.keys() - known.keys())
     if unknown:
-        raise ToolError(f"{tool} takes {', '.join(known)}, and no {quoted(unknown[0])}")
+        takes = f"takes {', '.join(known)}, and" if known else "has"
+        raise ToolError(f"{tool} {takes} no {quoted(unknown[0])}")
     return {name: _typed(name, value, known[name]) for name, value in arguments.items()}
 
 
@@ -78,7 +80,9 @@ def _converted(value: Any, schema: Schema) -> Any:
 
 
 def _of_kind(value: Any, schema: Schema) -> Any:
-    if value is None and schema.get("nullable"):
+    # Calls in XML have texts alone, and "null" may be a text.
+    is_null = value is None or (value == "null" and schema.get("type") in _NO_TEXTS)
+    if is_null and schema.get("nullable"):
         return None
     if "anyOf" in schema:
         return _first_of(value, schema["anyOf"])
@@ -155,11 +159,11 @@ def _integer(value: Any) -> int:
     return int(number)
 
 
-def _array(value: Any, schema: Schema) -> list[Any]:
+def _array(value: Any, schema: Schema) -> list[Any] | tuple[Any, ...]:
     if not isinstance(value, list):
         raise TypeError
-    if "prefixItems" in schema:
-        return [_converted(each, own) for each, own in zip(value, schema["prefixItems"], strict=True)]
+    if "prefixItems" in schema:  # of a tuple
+        return tuple(_converted(each, own) for each, own in zip(value, schema["prefixItems"], strict=True))
     return [_converted(each, schema.get("items", {})) for each in value]
 
 

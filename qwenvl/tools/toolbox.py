@@ -65,7 +65,8 @@ class Toolbox:
         collator: of the run, whose prompts offer the tools.
         dataset: decodes clips as those of prompts.
         alter: changes what is shown, for the controls of an evaluation. None: nothing does.
-        looks: as the model asks, refused, or at another span of the same length.
+        looks: at the clip: as the model asks, refused, or at another span of the same length. Tools without the
+            argument ``video`` answer as ever.
         is_awaited: says before each call whether anybody still waits for the completions of a record. Where nobody
             does, they end without an answer. None: all are waited for.
         on_answer: called after each call that is answered or refused.

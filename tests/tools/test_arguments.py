@@ -65,11 +65,23 @@ def test_a_value_that_is_not_listed_is_refused_wherever_it_stands(kind, value, m
         (Literal["a", None], None, None),
         (COLORS | None, None, None),
         (dict[str, COLORS], {"left": "red"}, {"left": "red"}),
+        (tuple[COLORS, int], ["red", "1"], ("red", 1)),
+        (float | None, "null", None),
+        (str | None, "null", "null"),
     ],
 )
 def test_a_listed_value_is_given_as_the_type_lists_it(kind, value, made):
     found = given(kind, value)
     assert found == made and type(found) is type(made)
+
+
+def test_a_tool_without_arguments_says_so():
+    def ring() -> str:
+        """Ring the bell."""
+        return "rung"
+
+    with pytest.raises(ToolError, match=r"^ring has no 'times'$"):
+        typed_arguments("ring", schema_of(ring)["function"]["parameters"], {"times": 2})
 
 
 def test_an_enumeration_of_python_is_no_type_of_an_argument():

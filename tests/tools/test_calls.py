@@ -123,7 +123,7 @@ def typed(**arguments):
         ("boxes", [[1, 2.0]], [[1, 2]]),
         ("boxes", "[[1, 2]]", [[1, 2]]),
         ("boxes", None, None),
-        ("pair", [1, "a"], [1, "a"]),
+        ("pair", [1, "a"], (1, "a")),
         ("sizes", {"a": 1}, {"a": 1.0}),
         ("either", "a", "a"),
         ("either", "5", "5"),

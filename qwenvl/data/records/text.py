@@ -30,6 +30,7 @@ from qwenvl.yaml_text import first_repeated
 BOM = b"\xef\xbb\xbf"
 MAX_BYTES = 2**30
 """Bytes of rows in memory. A larger file has to be JSON lines."""
+_DELIMITER_LINE = re.compile(rb"(?:\xef\xbb\xbf)?\"?sep=([;,\t|])\"?\r?\n", re.IGNORECASE)
 # First bytes of other files that may hold no zero byte: archives, and what Git leaves in place of a large file.
 _OTHERS = (b"\x1f\x8b", b"BZh", b"version https://git-lfs")
 
@@ -147,12 +148,15 @@ def _csv_rows(file: BinaryIO, where: str, tabs: bool) -> Iterator[tuple[int, byt
         RecordError: a quote is not closed, or text follows a closing quote, or two columns have the same name.
     """
     csv.field_size_limit(MAX_BYTES)
-    delimiter = "\t" if tabs else _delimiter(file)
+    named = _named_delimiter(file)
+    delimiter = named or ("\t" if tabs else _delimiter(file))
     text = _text_of(file)
     # Not strict, a quote that nothing closes would make one cell of all further rows.
     reader = csv.reader(text, delimiter=delimiter, strict=True)
     line = 1
     try:
+        if named:
+            next(reader)
         names = next(reader, [])
         _utf8("\n".join(names).encode("utf-8", "surrogateescape"), where)
         twice = sorted({name for name in names if name and names.count(name) > 1})
@@ -217,6 +221,13 @@ def _misplaced_quote(text: TextIO, first_line: int, delimiter: str, where: str) 
 def _line_ends(text: str, end: int) -> int:
     """The number of line ends before a place of a text."""
     return len(re.findall(r"\r\n|\r|\n", text[:end]))
+
+
+def _named_delimiter(file: BinaryIO) -> str | None:
+    """The sign that the first line of a CSV file names for Excel, as in ``sep=;``. None: it names none."""
+    found = _DELIMITER_LINE.fullmatch(file.readline(len(BOM) + 16))
+    file.seek(0)
+    return None if found is None else found[1].decode()
 
 
 def _delimiter(file: BinaryIO) -> str:

@@ -35,7 +35,7 @@ CONTROLS = {
     "single_frame": ("one frame", "The middle frame was shown in place of all."),
     "other_clip": ("another clip", "The clip of another record was shown."),
     "text_only": ("text alone", "Nothing was shown."),
-    "no_look": ("no looks", "Every call was refused."),
+    "no_look": ("no looks", "Every look at the clip was refused."),
     "other_span": ("looks elsewhere", "Looks showed another span of the same length."),
     "evidence": ("the evidence shown", "The span of the evidence was shown in place of the whole clip."),
 }

@@ -38,6 +38,15 @@ def test_json_is_recognized_by_content(tmp_path):
         assert values(tmp_path / "rows.txt") == ROWS
 
 
+@pytest.mark.parametrize("first", ["sep=;\r\n", '\ufeff"sep=;"\n', "SEP=;\n"])
+def test_the_first_line_of_csv_may_name_the_sign_between_cells(tmp_path, first):
+    """As Excel reads and other programs write it."""
+    (tmp_path / "s.csv").write_text(f"{first}a,b;c\n1,5;x\n2;", encoding="utf-8", newline="")
+    rows = rows_of(tmp_path / "s.csv")
+    assert [row.content for row in rows] == [{"a,b": "1,5", "c": "x"}, {"a,b": "2"}]
+    assert rows[1].where.endswith("s.csv:4")
+
+
 @pytest.mark.parametrize(("name", "delimiter"), [("s.csv", ","), ("s.tsv", "\t")])
 def test_csv_comes_back_to_the_letter_and_counts_lines_as_editors_do(tmp_path, name, delimiter):
     names = ["prompt", "solution", '50 %s of "é"']
