@@ -13,14 +13,14 @@ from typing import Any, Generic, TypeVar
 
 from qwenvl.run_log.health import SAME_REWARD
 from qwenvl.run_log.intervals import Interval, clustered_interval
-from qwenvl.run_log.log import Completion
+from qwenvl.run_log.log import LoggedCompletion
 from qwenvl.types import TOTAL
 
 PASSES = "passes"
 Z_975 = 1.959964  # the 97.5 % quantile of the normal distribution
 
 Row = TypeVar("Row")
-Scored = TypeVar("Scored", bound=Completion)
+Scored = TypeVar("Scored", bound=LoggedCompletion)
 
 
 @dataclass(frozen=True)
@@ -122,12 +122,12 @@ def share_over(prompts: Sequence[Answers[Row]], holds: Callable[[Row], bool]) ->
     return mean_over(prompts, lambda row: float(holds(row)), share_interval)
 
 
-def is_truncated(row: Completion) -> bool:
+def is_truncated(row: LoggedCompletion) -> bool:
     """True for a completion that was cut at the longest length."""
     return row.finish_reason == "length"
 
 
-def reward_named(row: Completion, name: str) -> float | None:
+def reward_named(row: LoggedCompletion, name: str) -> float | None:
     """The value of a reward function, or the weighted sum for ``total``."""
     return row.total if name == TOTAL else row.rewards[name]
 

@@ -35,9 +35,9 @@ from qwenvl.rewards.functions.text import answer_of
 from qwenvl.run_log.log import (
     AS_IT_IS,
     NUMBERS,
-    Completion,
     EvaluationLog,
     EvaluationSample,
+    LoggedCompletion,
     RunLogError,
     SampleKey,
     hash_of,
@@ -48,7 +48,7 @@ from qwenvl.step.assemble import build_dataset
 from qwenvl.step.rows import rollout_rows
 from qwenvl.types import PromptBatch, RewardBatch, RolloutBatch
 
-SHARED = tuple(each.name for each in fields(Completion))
+SHARED = tuple(each.name for each in fields(LoggedCompletion))
 """Fields that a completion of an evaluation has in common with one of a run."""
 
 

@@ -356,7 +356,8 @@ def merged_weights(policy: nn.Module) -> dict[str, Tensor]:
         ValueError: an adapter is of another kind, or its weights are not finite.
     """
     bare = unwrap(policy)
-    weights = {plain_name(name): value.detach() for name, value in bare.state_dict().items() if ".lora_" not in name}
+    own = {name: value.detach() for name, value in bare.state_dict().items() if ".lora_" not in name}
+    weights = {without_wrappers(name): value for name, value in own.items()}
     changed = {name: with_adapters(weights[name], layers) for name, layers in adapters_of(bare).items()}
     for name, value in changed.items():
         if not value.isfinite().all():
@@ -378,7 +379,7 @@ def adapters_of(bare: nn.Module) -> dict[str, list[nn.Module]]:
     for name, layer in bare.named_modules():
         if isinstance(layer, LoraLayer):
             # Experts are parameters with names of their own. Adapters on several of a module are nested wrappers.
-            adapted = plain_name(f"{name}.{getattr(layer, 'parameter_name', 'weight')}")
+            adapted = without_wrappers(f"{name}.{getattr(layer, 'parameter_name', 'weight')}")
             found.setdefault(adapted, []).append(layer)
         elif isinstance(layer, BaseTunerLayer):
             others.append(name)
@@ -405,7 +406,7 @@ def with_adapters(weight: Tensor, layers: Sequence[nn.Module]) -> Tensor:
     return sum(changes, weight.float()).to(weight.dtype)
 
 
-def plain_name(name: str) -> str:
+def without_wrappers(name: str) -> str:
     """The name of a weight without PEFT's wrappers in it."""
     return name.replace(".base_layer", "")
 

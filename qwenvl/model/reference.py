@@ -12,7 +12,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
 
-from qwenvl.model.loading import evaluating, linear_weights, part_of, plain_name, unwrap
+from qwenvl.model.loading import evaluating, linear_weights, part_of, unwrap, without_wrappers
 from qwenvl.model.sharding import is_partitioned, whole_weights
 from qwenvl.model.vision_tower import accept_features
 from qwenvl.model.weight_files import REFERENCE
@@ -132,7 +132,7 @@ def matched(other: nn.Module, policy: nn.Module, *, one_tower: bool) -> nn.Modul
     if ours != theirs:
         raise ValueError(f"{_FLAG}: expected a model of the policy's family, {ours}, got {theirs}")
     with whole_weights(bare), whole_weights(other):
-        expected = {plain_name(name): each for name, each in bare.named_parameters() if ".lora_" not in name}
+        expected = {without_wrappers(name): each for name, each in bare.named_parameters() if ".lora_" not in name}
         found = dict(other.named_parameters())
         for name in sorted(expected.keys() | found.keys()):
             in_policy = _shape_in(expected, name)

@@ -176,7 +176,7 @@ class DraftLengths:
 
 
 @dataclass(frozen=True)
-class Draft:
+class DraftTokens:
     """Tokens that may follow, and the length of the suffix that they stood behind."""
 
     tokens: list[int]
@@ -230,10 +230,10 @@ class CompletionDrafts:
         """Something stands here that is no text, such as a picture."""
         self._own.end()
 
-    def propose(self, most: int) -> Draft:
+    def propose(self, most: int) -> DraftTokens:
         """A draft of at most ``most`` tokens, empty where nothing is known, or drafts have failed."""
         if most < 1:
-            return Draft([], 0)
+            return DraftTokens([], 0)
         suffix = tuple(self._own.suffix())
         tables: Sequence[SuffixTable] = self._tables
         source = None
@@ -247,9 +247,9 @@ class CompletionDrafts:
             source = tables[0]
             length += 1
         if source is None:
-            return Draft([], 0)
+            return DraftTokens([], 0)
         size = min(most, self._lengths.choose(length))
-        return Draft(source.behind(suffix[len(suffix) - length :], size) if size else [], length)
+        return DraftTokens(source.behind(suffix[len(suffix) - length :], size) if size else [], length)
 
 
 @dataclass
@@ -308,7 +308,7 @@ class Drafter:
                 drafts.append(CompletionDrafts(text.suffix(), others, self.lengths))
         return drafts
 
-    def verified(self, draft: Draft, drawn: int, last: int) -> None:
+    def verified(self, draft: DraftTokens, drawn: int, last: int) -> None:
         """Notes how a draft did.
 
         Args:

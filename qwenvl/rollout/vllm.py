@@ -19,7 +19,7 @@ from torch.nn.utils.rnn import pad_sequence
 from qwenvl.data.seeds import stable_random
 from qwenvl.model.families import family_of
 from qwenvl.model.inputs import PromptInputs
-from qwenvl.model.loading import adapters_of, evaluating, part_of, plain_name, unwrap, with_adapters
+from qwenvl.model.loading import adapters_of, evaluating, part_of, unwrap, with_adapters, without_wrappers
 from qwenvl.rollout.drafts import DraftCounts
 from qwenvl.rollout.engine import SamplingRequest, end_token, no_completions, on_device, split_rollouts
 from qwenvl.rollout.local import LocalEngine
@@ -338,7 +338,7 @@ def policy_weights(policy: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str,
     bare = unwrap(policy)
     adapters = adapters_of(bare)
     for full, parameter in bare.named_parameters():
-        name = plain_name(full)
+        name = without_wrappers(full)
         if part_of(name) != "llm" or ".lora_" in name:
             continue
         value = with_adapters(parameter.detach(), adapters.get(name, []))

@@ -58,11 +58,11 @@ class RunLogError(ValueError):
     """A file of a run or an evaluation is not what it should be. The message begins with file and line."""
 
 
-Row = TypeVar("Row", bound="Completion")
+Row = TypeVar("Row", bound="LoggedCompletion")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Completion:
+class LoggedCompletion:
     """One completion, as a line of a run or of an evaluation.
 
     Attributes:
@@ -122,7 +122,7 @@ class Completion:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rollout(Completion):
+class Rollout(LoggedCompletion):
     """One completion of a run.
 
     Attributes:
@@ -347,7 +347,7 @@ class SampleKey(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluationSample(Completion):
+class EvaluationSample(LoggedCompletion):
     """One completion of an evaluation.
 
     Attributes:

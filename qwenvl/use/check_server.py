@@ -52,7 +52,7 @@ class Compared:
     gaps: list[float]
 
 
-class Reference:
+class TrainedModel:
     """The model as trained, with which a server is compared.
 
     Raises:
@@ -162,7 +162,7 @@ def check(request: UseRequest) -> str:
     openai = require("openai", "judge")
     url = request.options.check
     records = _sendable(request)
-    reference = Reference(request.config)
+    reference = TrainedModel(request.config)
     compared: list[Compared] = []
     try:
         client = openai.OpenAI(base_url=url, api_key=os.environ.get("OPENAI_API_KEY") or "none")
@@ -246,7 +246,7 @@ class Reply:
         return reply
 
 
-def _compared(record: Record, reply: Reply, reference: Reference) -> Compared:
+def _compared(record: Record, reply: Reply, reference: TrainedModel) -> Compared:
     """A record's answer of a server, compared with the model here."""
     batch = reference.prompt(record)
     theirs = reply.prompt_tokens

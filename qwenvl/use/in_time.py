@@ -20,7 +20,7 @@ LONG_READING_SECONDS = 3.0
 
 
 @dataclass(eq=False)
-class Reading:
+class ReadingTime:
     """The time of a request while its media are read.
 
     Attributes:

@@ -27,7 +27,7 @@ from qwenvl.types import Record, Sample
 from qwenvl.use.answers import Pending
 from qwenvl.use.awaiting import IsGone, patiently
 from qwenvl.use.chat_request import ApiError, Parsed, Patience, RequestReader, parse_body
-from qwenvl.use.in_time import DatasetInTime, Reading
+from qwenvl.use.in_time import DatasetInTime, ReadingTime
 from qwenvl.use.options import UseRequest
 from qwenvl.use.pictures import PictureReader
 from qwenvl.use.places import Places
@@ -195,14 +195,14 @@ class PromptMaker:
         """A request with its prompt, made as ``qwenvl try`` makes it.
 
         Args:
-            others_wait: see ``Reading``.
+            others_wait: see ``ReadingTime``.
 
         Raises:
             ApiError: it cannot be made.
             GaveWay: its media take long to read, and others wait.
         """
         timeout = self._dataset.options.decode_timeout
-        reading = Reading(patience, each=timeout, total=READING_TIMEOUTS * timeout, others_wait=others_wait)
+        reading = ReadingTime(patience, each=timeout, total=READING_TIMEOUTS * timeout, others_wait=others_wait)
         try:
             sample = self._loaded(record, folder, reading)
             patience.check()
@@ -232,7 +232,7 @@ class PromptMaker:
             raise ApiError(400, message, "context_length_exceeded")
         return Pending(batch, options, params, patience)
 
-    def _loaded(self, record: Record, folder: Path, reading: Reading) -> Sample:
+    def _loaded(self, record: Record, folder: Path, reading: ReadingTime) -> Sample:
         """A record with its media. Images are rewritten in the folder of the request, and read from there."""
         left = MAX_IMAGE_PIXELS
         rewritten: list[str] = []

@@ -241,7 +241,7 @@ def test_check_compares_no_log_probs_behind_calls_that_tools_here_do_not_answer(
 ):
     calling.text = CALL
     data = record_file(made_media, {"id": "look", "video": "media/one.mp4"})
-    monkeypatch.setattr("qwenvl.use.check_server.Reference._completion", lambda *_: None)
+    monkeypatch.setattr("qwenvl.use.check_server.TrainedModel._completion", lambda *_: None)
     assert checked(looking, made_media, data, "--generation_max_length", "90") == 0
     line, compared, verdict = capsys.readouterr().out.splitlines()
     assert "log-probs not compared" in line and compared.startswith("no log-probs are compared")

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from qwenvl.model.sharing.linear_attention import Layer, Padding, State
-from qwenvl.model.sharing.varlen import Spans, kernel_for, merge
+from qwenvl.model.sharing.varlen import Spans, kernel_for, merge_attention
 
 
 class KeysValues(NamedTuple):
@@ -198,8 +198,8 @@ class _Resuming:
         )
         of_kept, kept_lse = kernel.forward(q, kept_k, kept_v, self.fresh, self.history, causal=False, scale=scale)
         of_fresh, fresh_lse = kernel.forward(q, k, v, self.fresh, self.fresh, causal=True, scale=scale)
-        before, before_lse = merge(of_prompt, prompt_lse, of_kept, kept_lse)
-        out, _ = merge(before, before_lse, of_fresh, fresh_lse)
+        before, before_lse = merge_attention(of_prompt, prompt_lse, of_kept, kept_lse)
+        out, _ = merge_attention(before, before_lse, of_fresh, fresh_lse)
         return out
 
     def _end_to_end(self, of_prompts: Tensor) -> Tensor:

@@ -46,7 +46,7 @@ from qwenvl.model.logprobs import (
 )
 from qwenvl.model.sharing import linear_attention
 from qwenvl.model.sharing.linear_attention import Layer, Padding, State
-from qwenvl.model.sharing.varlen import Spans, kernel_for, merge
+from qwenvl.model.sharing.varlen import Spans, kernel_for, merge_attention
 
 IMPLEMENTATIONS = ("sdpa", "flash_attention_2")
 """The attention implementations of transformers that understand ``shared_prefix`` once it is installed."""
@@ -259,7 +259,7 @@ class _PrefixAttention(torch.autograd.Function):
             of_prompt, prompt_lse = kernel.forward(
                 rest, k[:split], v[:split], groups, prompts, causal=False, scale=scale
             )
-            merged, merged_lse = merge(of_prompt, prompt_lse, of_own, own_lse)
+            merged, merged_lse = merge_attention(of_prompt, prompt_lse, of_own, own_lse)
             out = torch.cat([out, merged])
             lse = torch.cat([lse, merged_lse], dim=1)
         ctx.save_for_backward(q, k, v, out, lse)

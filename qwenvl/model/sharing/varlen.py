@@ -64,7 +64,7 @@ def kernel_for(q: Tensor) -> CudaFlash | CpuFlash | Blockwise:
     return Blockwise()
 
 
-def merge(out: Tensor, lse: Tensor, other_out: Tensor, other_lse: Tensor) -> tuple[Tensor, Tensor]:
+def merge_attention(out: Tensor, lse: Tensor, other_out: Tensor, other_lse: Tensor) -> tuple[Tensor, Tensor]:
     """One attention over two disjoint sets of keys from the attention over each: S x heads x D and heads x S."""
     merged_lse = torch.logaddexp(lse, other_lse)
     weight = (other_lse - merged_lse).exp().T[..., None]  # the share of the softmax that the other keys have
