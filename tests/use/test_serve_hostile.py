@@ -24,6 +24,7 @@ from qwenvl.use.fetch import fetch, is_public
 from qwenvl.use.in_time import DatasetInTime
 from qwenvl.use.pictures import PictureReader
 from qwenvl.use.turns import FairPool
+from tests.made_clips import slow_gif
 from tests.use.running import (
     CHAT,
     QUESTION,
@@ -429,20 +430,12 @@ def test_a_waiting_request_holds_nothing_that_is_not_read(running, monkeypatch):
     assert len(kept) == 1
 
 
-def slow_gif() -> bytes:
-    """A picture behind a comment in pieces of a byte, which Pillow puts together with a copy for each."""
-    data = io.BytesIO()
-    Image.new("P", (8, 8)).save(data, "GIF")
-    whole = data.getvalue()
-    place = whole.index(b"\x2c")
-    return whole[:place] + b"\x21\xfe" + b"\x01a" * 400_000 + b"\0" + whole[place:]
-
-
-def test_an_image_that_takes_for_ever_stops_no_other_request(running, monkeypatch):
+def test_an_image_that_takes_for_ever_stops_no_other_request(running, monkeypatch, tmp_path):
     dataset = running.server.prompts._dataset
-    monkeypatch.setattr(dataset, "options", replace(dataset.options, decode_timeout=0.5))
-    monkeypatch.setattr(running.server.limits, "max_body_mb", 3.0)
-    url = image(f"data:image/gif;base64,{base64.b64encode(slow_gif()).decode()}")
+    monkeypatch.setattr(dataset, "options", replace(dataset.options, decode_timeout=0.3))
+    monkeypatch.setattr(running.server.limits, "max_body_mb", 20.0)
+    data = slow_gif(tmp_path / "slow.gif", blocks=5_000_000).read_bytes()
+    url = image(f"data:image/gif;base64,{base64.b64encode(data).decode()}")
     status, answer = raw(running, "POST", CHAT, ask([url]))
     assert status == 400 and "medium 0: not decoded within" in answer["error"]["message"], answer
     monkeypatch.undo()
