@@ -27,10 +27,12 @@ from qwenvl.types import Record, Sample
 from qwenvl.use.answers import Pending
 from qwenvl.use.awaiting import IsGone, patiently
 from qwenvl.use.chat_request import ApiError, Parsed, Patience, RequestReader, parse_body
+from qwenvl.use.fetch import OnBytes
 from qwenvl.use.in_time import DatasetInTime, ReadingTime
 from qwenvl.use.options import UseRequest
 from qwenvl.use.pictures import PictureReader
 from qwenvl.use.places import Places
+from qwenvl.use.request_folder import RequestFolder
 from qwenvl.use.turns import FairPool
 
 READERS = 8  # threads that decode media
@@ -93,12 +95,14 @@ class PromptMaker:
         self._long_readers = FairPool(1, "read-long")
         self._fetchers = ThreadPoolExecutor(request.options.max_waiting, "fetch")
 
-    async def pending(self, receive: ReceiveBody, folder: Path, patience: Patience, is_gone: IsGone) -> Pending:
+    async def pending(
+        self, receive: ReceiveBody, folder: RequestFolder, patience: Patience, is_gone: IsGone
+    ) -> Pending:
         """A request with its prompt.
 
         Args:
             receive: its body.
-            folder: an empty one, for its media.
+            folder: for its media.
             is_gone: asked once the body is there.
 
         Raises:
@@ -120,7 +124,7 @@ class PromptMaker:
         return deepcopy(self._collator)
 
     async def _received(
-        self, receive: ReceiveBody, folder: Path, patience: Patience, is_gone: IsGone
+        self, receive: ReceiveBody, folder: RequestFolder, patience: Patience, is_gone: IsGone
     ) -> tuple[Parsed, Record]:
         """A request and its record, made of its body. Afterwards its media are on the disk, and take no memory."""
         with self._places.arriving(patience) as arrival:
@@ -134,13 +138,11 @@ class PromptMaker:
                 with self._places.arriving(patience) as fetching:
                     count = partial(self._places.add_bytes, fetching)
                     loop = asyncio.get_running_loop()
-                    writing = loop.run_in_executor(
-                        self._fetchers, self.reader.record, parsed, folder, patience, count
-                    )
-                    record = await patiently(writing, patience, is_gone)
+                    making_record = loop.run_in_executor(self._fetchers, self._record, parsed, folder, patience, count)
+                    record = await patiently(making_record, patience, is_gone)
             return replace(parsed, messages=()), record
 
-    def _parsed(self, body: bytes, folder: Path, patience: Patience) -> tuple[Parsed, Record | None]:
+    def _parsed(self, body: bytes, folder: RequestFolder, patience: Patience) -> tuple[Parsed, Record | None]:
         """A request and its record, in the one thread that parses. None: the record waits for other machines.
 
         Both in one piece: between the two a request may take several times the memory of its body.
@@ -149,10 +151,21 @@ class PromptMaker:
         self.reader.check_length(parsed)
         if parsed.has_addresses:
             return parsed, None
-        return replace(parsed, messages=()), self.reader.record(parsed, folder, patience)
+        return replace(parsed, messages=()), self._record(parsed, folder, patience)
+
+    def _record(
+        self, parsed: Parsed, folder: RequestFolder, patience: Patience, on_bytes: OnBytes = lambda count: None
+    ) -> Record:
+        """The record of a request, whose media are in its folder.
+
+        Args:
+            on_bytes: see ``fetch``.
+        """
+        with folder.in_use() as path:
+            return self.reader.record(parsed, path, patience, on_bytes)
 
     async def _read(
-        self, parsed: Parsed, record: Record, folder: Path, patience: Patience, is_gone: IsGone
+        self, parsed: Parsed, record: Record, folder: RequestFolder, patience: Patience, is_gone: IsGone
     ) -> Pending:
         """A request with its prompt."""
         while self._waiting_bytes() > MOST_PROMPT_BYTES:
@@ -172,7 +185,7 @@ class PromptMaker:
         finally:
             self._unread.discard(patience)
 
-    def _made_quickly(self, record: Record, parsed: Parsed, folder: Path, patience: Patience) -> Pending:
+    def _made_quickly(self, record: Record, parsed: Parsed, folder: RequestFolder, patience: Patience) -> Pending:
         """As ``_made``, where others wait for the same readers.
 
         Media that take long to decode cost their client nothing: a few such requests would keep everybody waiting.
@@ -188,7 +201,7 @@ class PromptMaker:
         self,
         record: Record,
         parsed: Parsed,
-        folder: Path,
+        folder: RequestFolder,
         patience: Patience,
         others_wait: Callable[[], bool] = _nobody_waits,
     ) -> Pending:
@@ -204,7 +217,8 @@ class PromptMaker:
         timeout = self._dataset.options.decode_timeout
         reading = ReadingTime(patience, each=timeout, total=READING_TIMEOUTS * timeout, others_wait=others_wait)
         try:
-            sample = self._loaded(record, folder, reading)
+            with folder.in_use() as path:
+                sample = self._loaded(record, path, reading)
             patience.check()
             if parsed.text_bytes > LONG_TEXT:
                 batch = self._long_collator([sample])["prompts"]
@@ -215,7 +229,7 @@ class PromptMaker:
             patience.check()  # a clip that was not decoded in time is no bad one
             if reading.gave_way:
                 raise GaveWay from None
-            raise self.reader.refusal(error, folder) from None
+            raise self.reader.refusal(error, folder.path) from None
         except MemoryError:
             raise ApiError(500, "there is not enough memory for the media of this request") from None
         options = parsed.options

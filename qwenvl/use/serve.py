@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-import uuid
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from pathlib import Path
@@ -16,6 +15,7 @@ from qwenvl.use.awaiting import IsGone
 from qwenvl.use.options import UseRequest
 from qwenvl.use.places import Places
 from qwenvl.use.prompts import PromptMaker, ReceiveBody
+from qwenvl.use.request_folder import RequestFolder
 from qwenvl.use.sampling import Sampling
 
 
@@ -60,17 +60,16 @@ class ChatServer:
         Raises:
             ApiError: the request cannot be answered.
         """
-        folder = self._folder / uuid.uuid4().hex
-        try:
-            with self.places.place(client) as patience:
-                folder.mkdir()
+        with self.places.place(client) as patience:
+            folder = RequestFolder(self._folder)
+            try:
                 pending = await self.prompts.pending(receive, folder, patience, is_gone)
                 yield pending
                 async with aclosing(self.sampling.answered(pending, self.places.clients, is_gone)) as events:
                     async for event in events:
                         yield event
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                folder.end()
 
     def end_requests(self) -> None:
         """Ends all work for requests as soon as it can be interrupted."""

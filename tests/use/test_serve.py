@@ -28,6 +28,7 @@ from qwenvl.use.answers import MOST_UNSENT, _Choice
 from qwenvl.use.awaiting import patiently
 from qwenvl.use.chat_request import ApiError, Patience, parse_body
 from qwenvl.use.check_server import messages_of
+from qwenvl.use.request_folder import RequestFolder
 from qwenvl.use.serve import ChatServer
 from tests.use.running import FLAGS, QUESTION, data_url, image, raw, video
 
@@ -495,8 +496,9 @@ def test_a_question_is_framed_as_the_questions_of_training(made_media, tmp_path,
         body = json.dumps({"messages": [{"role": "user", "content": content}]}).encode()
         parsed = parse_body(body, server.name, server.sampling.respondent.sample.params)
         patience = Patience(60.0)
-        record = server.prompts.reader.record(parsed, tmp_path, patience)
-        sent = server.prompts._made(record, parsed, tmp_path, patience).batch.input_ids.tolist()
+        folder = RequestFolder(tmp_path)
+        record = server.prompts._record(parsed, folder, patience)
+        sent = server.prompts._made(record, parsed, folder, patience).batch.input_ids.tolist()
         asked = try_request([str(tmp_path / "model"), str(made_media / "media/one.mp4"), question, *FLAGS]).record
         shown = server.collator([server.prompts._dataset.within(lambda _: 60.0, lambda: False).load(asked)])["prompts"]
         assert sent == shown.input_ids.tolist()

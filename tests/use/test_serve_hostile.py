@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -20,9 +21,11 @@ from PIL import Image
 from qwenvl.data.errors import BadMediaError, MediaTimeout
 from qwenvl.data.media.images import load_image
 from qwenvl.use.answers import StopWatch
+from qwenvl.use.chat_request import ApiError
 from qwenvl.use.fetch import fetch, is_public
 from qwenvl.use.in_time import DatasetInTime
 from qwenvl.use.pictures import PictureReader
+from qwenvl.use.request_folder import RequestFolder
 from qwenvl.use.turns import FairPool
 from tests.made_clips import slow_gif
 from tests.use.running import (
@@ -306,9 +309,9 @@ def test_slow_downloads_hold_no_other_request(fetching):
 
 
 @contextmanager
-def slow_download(fetching) -> Iterator[socket.socket]:
+def slow_download(fetching, answer: bytes = SLOW_CLIP) -> Iterator[socket.socket]:
     """The client of a request whose clip comes slowly. The download ends when it leaves, or before."""
-    with Dripping(SLOW_CLIP) as server:
+    with Dripping(answer) as server:
         body = ask([video(f"{server.address}/x.mp4")])
         with connected(fetching) as client:
             client.sendall(head(len(body)) + body)
@@ -353,6 +356,41 @@ def test_media_of_a_request_live_as_long_as_the_request(running, made_media, tmp
     assert not (tmp_path / "cache").exists() and not [*running.server._folder.iterdir()]
 
 
+def test_the_folder_of_a_request_is_deleted_by_the_last_thread_that_works_in_it(tmp_path):
+    folder = RequestFolder(tmp_path)
+    with folder.in_use() as path, folder.in_use():
+        (path / "0").write_bytes(b"x")
+        folder.end()  # the client has left
+        (path / "1").write_bytes(b"y")
+    assert not [*tmp_path.iterdir()]
+    with pytest.raises(ApiError, match="has ended"), folder.in_use():
+        pass
+    folder = RequestFolder(tmp_path)
+    folder.end()  # nobody works in it
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_download_that_its_client_leaves_keeps_its_folder_until_it_has_ended(fetching, monkeypatch):
+    """It may write what has come so far. In a folder that is just being deleted that would stay for good."""
+    parent = fetching.server._folder
+    folders: list[int] = []  # when it writes
+    write = Path.write_bytes
+
+    def noted(path: Path, data: bytes) -> int:
+        if path.is_relative_to(parent):
+            assert fetching.is_idle()  # the request has ended
+            folders.append(len([*parent.iterdir()]))
+        return write(path, data)
+
+    monkeypatch.setattr(Path, "write_bytes", noted)
+    # Without a length: what has come is the file.
+    with slow_download(fetching, b"HTTP/1.0 200 OK\r\n\r\n" + b"x" * 9000):
+        time.sleep(2)  # the head has come
+    while not folders or any(parent.iterdir()):
+        time.sleep(0.01)
+    assert folders == [1]
+
+
 def test_turns_in_other_forms_name_no_files_of_the_machine(running, made_media):
     part = {"type": "image", "image": str(made_media / "media/part.png")}
     for turn in (
@@ -395,7 +433,7 @@ def test_a_waiting_request_keeps_no_unpacked_image(running, monkeypatch):
 
     def noted(record, parsed, folder, *given):
         pending = made(record, parsed, folder, *given)
-        kept.append(sum(file.stat().st_size for file in folder.iterdir()))
+        kept.append(sum(file.stat().st_size for file in folder.path.iterdir()))
         assert pending.batch.records[0].images == record.images and all(map(os.path.isfile, record.images))
         return pending
 
