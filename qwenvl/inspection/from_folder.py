@@ -26,7 +26,7 @@ from qwenvl.data.records.frame_settings import ROW_KEYS
 from qwenvl.data.records.parse import MISSING, parse_columns, text_or_file
 from qwenvl.data.records.text import text_rows
 from qwenvl.data.seeds import stable_random
-from qwenvl.failure import counted
+from qwenvl.failure import beginning, counted
 from qwenvl.files import is_utf8, plain_file, written_whole
 from qwenvl.inspection import span_exports, spans
 from qwenvl.inspection.clips import (
@@ -41,7 +41,7 @@ from qwenvl.inspection.clips import (
 )
 from qwenvl.inspection.convert import OWN_KEYS, write_records
 from qwenvl.inspection.folder_summary import FoundLabels, Label, first_lines, not_taken, summary
-from qwenvl.inspection.label_columns import column_names, named_cells
+from qwenvl.inspection.label_columns import LABEL_TABLE, column_names, is_label_table, named_cells, of_cell
 from qwenvl.inspection.steps import (
     Steps,
     answer_in,
@@ -53,6 +53,7 @@ from qwenvl.inspection.steps import (
 )
 from qwenvl.rewards.functions.text import TAGS
 from qwenvl.rewards.table import FOR_TIMELINES
+from qwenvl.timeline import timeline_in
 from qwenvl.types import Message, Record
 
 STEPS = "{steps}"  # the place of the list of steps in a question
@@ -466,7 +467,8 @@ def _random_number(names: Sequence[str]) -> int:
 def _from_table(path: Path, clips: Sequence[str], steps: Steps | None, columns: Mapping[str, str]) -> dict[str, Label]:
     """The labels of a CSV file with the columns ``clip`` and ``answer``. Other columns become fields of the records.
 
-    A clip with an empty answer has no label. The error lists all lines that are wrong.
+    It may be the table that ``qwenvl label`` has written, whose other columns are about its model. A clip with an empty
+    answer has no label. The error lists all lines that are wrong.
     """
     if path.suffix.lower() not in (".csv", ".tsv"):
         raise RecordError(
@@ -478,10 +480,13 @@ def _from_table(path: Path, clips: Sequence[str], steps: Steps | None, columns: 
     found: dict[str, Label] = {}
     line_of: dict[str, str] = {}
     named = clips_by_name(clips)
+    of_a_model = is_label_table(names.values())
     for number in range(rows.length):
         try:
             row = rows.row(number)
             cells = named_cells(row.content, names, row.where)
+            if of_a_model:
+                cells = _label_cells(cells, named)
             if not cells:
                 continue
             if "clip" not in cells:
@@ -503,6 +508,27 @@ def _from_table(path: Path, clips: Sequence[str], steps: Steps | None, columns: 
         what = f"{counted(len(problems), 'line')} of the table can't be used:"
         raise RecordError("\n".join([what, *first_lines(problems)]), "solution")
     return {clip: found[clip] for clip in clips if clip in found}
+
+
+def _label_cells(cells: Mapping[str, str], named: dict[str, list[str]]) -> dict[str, str]:
+    """The cells of a row of ``qwenvl label``, with the clip as the folder names it, without what its model has said.
+
+    Args:
+        named: see ``clips_by_name``.
+
+    Raises:
+        ValueError: the folder has no such clip, or the answer is a timeline.
+    """
+    others = {name: cell for name, cell in cells.items() if name not in LABEL_TABLE}
+    answer = of_cell(cells.get("answer", ""))
+    if timeline_in(answer):
+        raise ValueError(
+            f"the answer {beginning(answer, 40)!r} is a timeline: correct it on the page of `qwenvl label --page`, "
+            "which saves records"
+        )
+    # The table has paths as they were given to the command.
+    clip = clip_at_path(of_cell(cells.get("clip", "")).replace("\\", "/"), named)
+    return {"clip": clip, "answer": answer, **others}
 
 
 def _free_answer(answer: str) -> str:

@@ -1,13 +1,63 @@
-"""The columns of a table of labels: under which name each is read."""
+"""The columns and cells of tables of labels: under which names they are read, and what ``qwenvl label`` writes."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import Any
 
 from qwenvl.data.errors import RecordError
 from qwenvl.data.records.text import text_rows
 from qwenvl.files import plain_file
+
+LABEL_TABLE = (
+    "id",
+    "clip",
+    "answer",
+    "agreement",
+    "logprob",
+    "frames",
+    "times",
+    "seconds",
+    "error",
+    "finish_reason",
+    "text",
+)
+"""Columns of the table that ``qwenvl label`` writes."""
+_OF_ANSWERS = {"clip", "frames", "seconds", "finish_reason", "text"}  # which each row with an answer has
+FORMULAS = ("=", "+", "-", "@", "\t", "\r", "\n")
+"""With these a text begins that a spreadsheet runs."""
+
+
+def is_label_table(names: Collection[str]) -> bool:
+    """Whether columns are those of a table that ``qwenvl label`` has written, and perhaps further ones."""
+    return _OF_ANSWERS.issubset(names)
+
+
+def as_cell(value: Any) -> Any:
+    """A value for a table, in which a spreadsheet takes no text for a formula.
+
+    Example:
+        >>> as_cell("=1+1"), as_cell("-3.5"), as_cell("fan")
+        ("'=1+1", '-3.5', 'fan')
+    """
+    if not isinstance(value, str) or not value.startswith(FORMULAS):
+        return value
+    try:
+        float(value)
+    except ValueError:
+        return f"'{value}"
+    return value
+
+
+def of_cell(text: str) -> str:
+    """The text that ``as_cell`` has written.
+
+    Example:
+        >>> of_cell("'=1+1"), of_cell("'s"), of_cell("fan")
+        ('=1+1', "'s", 'fan')
+    """
+    return text[1:] if text.startswith("'") and text[1:].startswith(FORMULAS) else text
 
 
 def column_names(path: Path, columns: Mapping[str, str], known: Collection[str]) -> dict[str, str]:

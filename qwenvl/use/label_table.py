@@ -1,4 +1,4 @@
-"""The table of labels: its columns, its cells, and when it may be replaced."""
+"""The table of labels, and when it may be replaced."""
 
 from __future__ import annotations
 
@@ -12,24 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from qwenvl.files import check_new, written_whole
+from qwenvl.inspection.label_columns import LABEL_TABLE, as_cell
 from qwenvl.run_log.log import write_json
-
-COLUMNS = [
-    "id",
-    "clip",
-    "answer",
-    "agreement",
-    "logprob",
-    "frames",
-    "times",
-    "seconds",
-    "error",
-    "finish_reason",
-    "text",
-]
-"""Of the table. The rows of ``rows-0.jsonl`` have the same names, and ``key``, ``texts``, ``votes``, ``clips``."""
-FORMULAS = ("=", "+", "-", "@", "\t", "\r", "\n")
-"""With these a text begins that a spreadsheet runs."""
 
 
 class LabelTable:
@@ -64,7 +48,7 @@ class LabelTable:
         """
         self.check()
         text = io.StringIO(newline="")
-        table = csv.DictWriter(text, COLUMNS, extrasaction="ignore")
+        table = csv.DictWriter(text, LABEL_TABLE, extrasaction="ignore")
         table.writeheader()
         for row in rows:
             table.writerow({name: as_cell(value) for name, value in row.items()})
@@ -86,19 +70,3 @@ class LabelTable:
 
 def _hash(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
-
-
-def as_cell(value: Any) -> Any:
-    """A value for a table, in which a spreadsheet takes no text for a formula.
-
-    Example:
-        >>> as_cell("=1+1"), as_cell("-3.5"), as_cell("fan")
-        ("'=1+1", '-3.5', 'fan')
-    """
-    if not isinstance(value, str) or not value.startswith(FORMULAS):
-        return value
-    try:
-        float(value)
-    except ValueError:
-        return f"'{value}"
-    return value

@@ -18,6 +18,7 @@ from qwenvl.demo.clips import QUESTION, make_labelled_folder
 from qwenvl.inspection.steps import answer_in, numbered, read_steps
 from qwenvl.rewards.functions.actions import list_in, named_actions
 from qwenvl.rewards.functions.text import unified
+from qwenvl.use.label_table import LabelTable
 
 CLIPS = ["2_insert_fan/c1.mp4", "2_insert_fan/c2.MOV", "2_insert_fan/c10.mp4", "10_close-lid/c3.mkv"]
 STEPS = ("take the lid", "insert the fan, both sides", "fasten 10 mm screw", "pick-up")
@@ -78,6 +79,31 @@ def test_a_table_is_written_filled_in_and_read(folder, capsys):
     assert [record.solution for record in found] == [both, both, "<answer>(2) close lid</answer>"]
     assert found[0].fields["Station"] == "A7"
     assert found[0].messages[0].text.startswith("<video>\nWhich of\n(1) insert fan\n(2) close lid\nhere?\n")
+
+
+def test_a_table_of_the_labels_of_a_model_is_read(folder, capsys):
+    """As ``qwenvl label`` writes it, with paths as its command had them, and a person may have corrected it."""
+    about = {"agreement": 0.5, "logprob": -0.1, "frames": 4, "times": "0.00 1.00", "seconds": 1.5}
+    about |= {"finish_reason": "stop", "text": "<answer>(1)</answer>"}
+    told = {CLIPS[0]: "(1) insert fan", CLIPS[1]: "2", CLIPS[3]: ""}
+    rows = [{"id": "x", "clip": f"clips/{name}", "answer": answer, **about} for name, answer in told.items()]
+    rows.append({"id": "x", "clip": "clips/loose.mp4", "error": "not a video"})
+    LabelTable("labels.csv", folder / "labels").write(rows)
+    run(capsys, "clips", "--answers", "labels.csv", "--steps", "steps.txt")
+    found = records()
+    assert [(record.id, record.solution) for record in found] == [
+        (CLIPS[0], "<answer>(1) insert fan</answer>"),
+        (CLIPS[1], "<answer>(2) close lid</answer>"),
+    ]
+    assert not {"text", "seconds", "frames"} & found[0].fields.keys()
+    rows[0]["answer"] = "=A1"  # which a spreadsheet would run
+    LabelTable("labels.csv", folder / "labels").write(rows)
+    run(capsys, "clips", "--answers", "labels.csv", "--question", "Which cell?", "--overwrite")
+    assert records()[0].solution == "<answer>=A1</answer>"
+    rows[1]["answer"] = "0.0-3.5 (2) close lid"
+    LabelTable("labels.csv", folder / "labels").write(rows)
+    said = refused(capsys, "clips", "--answers", "labels.csv", "--steps", "steps.txt", "--overwrite")
+    assert "labels.csv:3: the answer '0.0-3.5 (2) close lid' is a timeline: correct it on the page" in said
 
 
 def test_records_are_written_though_nobody_reads_what_is_said_of_them(folder):
