@@ -54,12 +54,13 @@ class LabelTable:
             table.writerow({name: as_cell(value) for name, value in row.items()})
         content = text.getvalue().encode("utf-8", errors="backslashreplace")
         # Both hashes, and before the table: a kill in between leaves a table that one of them fits.
-        write_json(self._written, {"sha256": [*self._hashes()[-1:], _hash(content)]})
+        there = [_hash(self.path.read_bytes())] if os.path.lexists(self.path) else []
+        write_json(self._written, {"sha256": [*there, _hash(content)]})
         with written_whole(self.path) as partial:
             partial.write_bytes(content)
 
     def _hashes(self) -> list[str]:
-        """The hashes that the table may have, the newest last."""
+        """The hashes that the table may have."""
         if not self._written.is_file():
             return []
         try:

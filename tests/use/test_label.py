@@ -17,6 +17,7 @@ from qwenvl.data.media.source import media_path, version_of
 from qwenvl.data.records.framing import unframed
 from qwenvl.data.records.parse import ReadOptions
 from qwenvl.evaluate.questions import BLOCK
+from qwenvl.inspection.label_columns import as_cell
 from qwenvl.inspection.playable import is_copy
 from qwenvl.rewards.table import TABLE, reading
 from qwenvl.timeline import TimedStep
@@ -33,7 +34,6 @@ from qwenvl.use.label import (
     reading_of,
     rewards_of,
 )
-from qwenvl.use.label_table import as_cell
 from tests.made_clips import slow_gif, write_clip
 from tests.train.test_distributed import launch_ranks
 
@@ -212,9 +212,10 @@ def test_a_table_that_a_person_has_corrected_is_never_replaced(there, capsys):
 def test_a_killed_call_leaves_a_table_that_the_next_one_replaces(there, monkeypatch):
     words = ("model", "clips/2.mp4", "--question", QUESTION)
     labelled(*words)
-    with monkeypatch.context() as killed, pytest.raises(TypeError):
-        killed.setattr("qwenvl.use.label_table.written_whole", None)  # between the hashes and the table
-        qwenvl(["label", "model", "clips/*.mp4", "--question", QUESTION, *FLAGS])
+    for clips in ("clips/more/b.mp4", "clips/*.mp4"):  # twice, with different tables
+        with monkeypatch.context() as killed, pytest.raises(TypeError):
+            killed.setattr("qwenvl.use.label_table.written_whole", None)  # between the hashes and the table
+            qwenvl(["label", "model", clips, "--question", QUESTION, *FLAGS])
     assert len(labelled("model", "clips/*.mp4", "--question", QUESTION)) > 1
 
 
