@@ -350,6 +350,26 @@ def test_an_answer_that_another_tab_corrects_takes_the_place_of_the_shown_one(op
     assert "(7)" in page.run("localStorage.getItem(report.list.drafts.name)")
 
 
+def test_drafts_of_another_tab_are_followed(opened):
+    """A label that is edited there is none that nobody has looked at, and a draft that was settled there is gone."""
+    page = opened(hash="#id=cam/torn.mp4")
+    value = "document.querySelector('#answer').value"
+    drafted = (
+        "(drafts => { const name = report.list.drafts.name; localStorage.setItem(name, JSON.stringify(drafts));"
+        "dispatchEvent(new StorageEvent('storage', { key: name })); })"
+    )
+    key = "[report.list.index.keys[report.list.chosen]]"
+    page.run("document.querySelector('#unchecked').click()")
+    assert page.run(COUNT) == "save 3 records"
+    page.run(f"{drafted}({{ {key}: '(8) nut' }})")
+    page.wait(f"{value} === '(8) nut' && {COUNT} === 'save 2 records'")
+    page.run(f"{drafted}({{}})")  # saved there as a correction, or taken back
+    page.wait(f"{value} === '(2) <i>fan</i>' && {COUNT} === 'save 3 records'")
+    assert page.run("localStorage.getItem(report.list.drafts.name)") == "{}"
+    page = opened(hash="#id=cam/torn.mp4")
+    assert page.run(value) == "(2) <i>fan</i>"
+
+
 # ---- a browser that keeps nothing more
 
 DONE = "document.querySelector('#done').textContent"

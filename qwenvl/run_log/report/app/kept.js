@@ -94,24 +94,26 @@ class Kept {
     return true;
   }
 
-  // Another tab has changed what is stored. What this one could not store stays as it is here.
-  follow() {
+  // Another tab has changed what is stored. What this one could not store stays as it is here, and so do the values of
+  // `edited` labels, which are stored again where the other tab has removed them.
+  follow(edited = new Set()) {
     if (localStorage.getItem(this.name) === null) {
-      this.storeAgain();
+      // Another page or the browser has removed all. This page is open and has it still.
+      this.storeAgain(this.values.keys());
       return;
     }
-    const own = [...this.unkept].map((n) => [n, this.values.get(n)]);
+    const own = new Map([...this.unkept, ...edited].map((n) => [n, this.values.get(n)]));
     this.values = this.stored();
+    const removed = [...edited].filter((n) => own.get(n) !== undefined && !this.values.has(n));
     for (const [n, value] of own) {
       if (value === undefined) this.values.delete(n);
       else this.values.set(n, value);
     }
+    this.storeAgain(removed);
   }
 
-  // Store what another page or the browser has removed. This page is open and has it still.
-  storeAgain() {
-    const stored = this.stored();
-    for (const n of this.values.keys()) if (!stored.has(n)) this.notStored(n);
+  storeAgain(numbers) {
+    for (const n of numbers) this.notStored(n);
     this.retry();
   }
 

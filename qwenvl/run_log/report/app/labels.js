@@ -38,6 +38,7 @@ class Labels extends List {
     this.checked = new Kept(STORE, index.keys, CHECKED_FORM);
     // number -> what was edited and not saved: a text, or spans
     this.drafts = new Kept(DRAFTS, index.keys, DRAFT_FORM);
+    this.edited = new Set(); // numbers of the labels whose draft was made here, and not in another tab
     this.folders = foldersOf(index.ids);
     for (const part of [this.parts.list, this.parts.heads]) part.style.setProperty("--models", voted ? 2 : 1);
     const ofSpans = index.timed
@@ -107,20 +108,21 @@ class Labels extends List {
     [...this.parts.list.children].forEach((row, at) => row.replaceChildren(...this.row(this.found[at])));
   }
 
-  // Another tab has changed what the browser keeps. What is being edited here stays as it is.
+  // Another tab has changed what the browser keeps. What was edited here stays as it is.
   followed(event) {
     const concerns = (name) => event.key === name || event.key === null; // null: everything was removed
+    this.editor?.commit();
+    const shown = this.chosen;
+    const kept = () => JSON.stringify([this.done(shown), this.drafts.get(shown)]);
+    const before = kept();
     if (concerns(STORE)) {
-      const shown = this.chosen;
-      const before = JSON.stringify(this.done(shown));
       this.checked.follow();
       this.drawRows();
-      this.editor?.commit();
-      // Else "right" would take over the answer that the other tab has corrected.
-      const isOld = shown !== null && JSON.stringify(this.done(shown)) !== before;
-      if (isOld && this.drafts.get(shown) === undefined) this.choose(shown);
     }
-    if (concerns(DRAFTS)) this.drafts.storeAgain();
+    if (concerns(DRAFTS)) this.drafts.follow(this.edited);
+    // Else "right" would take over the answer that the other tab has corrected.
+    const isOld = shown !== null && kept() !== before;
+    if (isOld && !this.edited.has(shown)) this.choose(shown);
     this.retry();
   }
 
@@ -134,6 +136,8 @@ class Labels extends List {
   draft(n, value, before) {
     const same = JSON.stringify(value) === JSON.stringify(before);
     this.drafts.set(n, same ? undefined : value);
+    if (same) this.edited.delete(n);
+    else this.edited.add(n);
     this.count();
   }
 
@@ -406,6 +410,7 @@ class Labels extends List {
       this.checked.set(n, { ...entry, answer: entry.answer.trim(), state });
     }
     this.drafts.set(n, undefined);
+    this.edited.delete(n);
     this.checked.retry(); // the draft has left room
     const at = this.found.indexOf(n);
     const row = this.parts.list.children[at];
