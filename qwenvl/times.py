@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from decimal import Decimal
 
 _NUMBER = r"([0-9]{1,7}(?:\.[0-9]{1,30})?)"
@@ -37,11 +38,12 @@ _WITHOUT_UNIT = (
 _BARE_SECONDS = re.compile(rf"{_BEGINS}({_NUMBER}\s{{0,2}}{_MINUTES})\s{{1,2}}{_WITHOUT_UNIT}", re.IGNORECASE)
 _BARE_MINUTES = re.compile(rf"[0-9]\s{{0,2}}{_HOURS}\s{{0,2}}{_WITHOUT_UNIT}", re.IGNORECASE)
 # 1 h 2 min 3 s, without hours or without minutes. Seconds alone are plain already. In 1m20 they have no unit.
-_IN_UNITS = re.compile(
+_UNITS = (
     rf"{_BEGINS}(?:{_NUMBER}\s{{0,2}}{_HOURS}(?:{_AND}{_NUMBER}\s{{0,2}}{_MINUTES})?|{_NUMBER}\s{{0,2}}{_MINUTES})"
-    rf"(?:{_AND}{_NUMBER}\s{{0,2}}{_SECONDS}|([0-9]{{1,2}}(?:\.[0-9]{{1,30}})?)(?![0-9a-z]|[.:][0-9]))?(?!:?[0-9])",
-    re.IGNORECASE,
+    rf"(?:{_AND}{_NUMBER}\s{{0,2}}{_SECONDS}|([0-9]{{1,2}}(?:\.[0-9]{{1,30}})?)(?![0-9a-z]|[.:][0-9]))?"
 )
+_IN_UNITS = re.compile(rf"{_UNITS}(?!:?[0-9])", re.IGNORECASE)
+_UNITS_TO_NUMBER = re.compile(rf"{_UNITS}{_TO}{_NUMBER}(?![.:]?[0-9]|\s{{0,2}}{_UNIT_TO_CONVERT})", re.IGNORECASE)
 _CLOCK_IN_MINUTES = re.compile(
     rf"{_BEGINS}([0-9]{{1,3}}:[0-9]{{2}}(?:\.[0-9]{{1,30}})?)\s{{0,2}}{_MINUTES}", re.IGNORECASE
 )
@@ -85,7 +87,8 @@ def in_plain_seconds(text: str) -> str | None:
     """A text with its hours, minutes and milliseconds as seconds, or None where it may mean other times than it says.
 
     Unclear are numbers with decimal commas beside others with commas, with separators of thousands, numbers of frames,
-    per cent, and minutes without a unit behind hours.
+    per cent, minutes without a unit behind hours, and ranges that would go back because one of their times has no
+    minutes: "1 min 5-10 s", "50 to 2 min".
 
     Example:
         >>> in_plain_seconds("1m20s to 1 min 40 s"), in_plain_seconds("1:02 to 70.5 s"), in_plain_seconds("500 ms")
@@ -99,6 +102,8 @@ def in_plain_seconds(text: str) -> str | None:
     if _BARE_MINUTES.search(text):
         return None
     text = _BARE_SECONDS.sub(r"\1 \3 s", text)
+    if _has_ranges_back(text):
+        return None
     text = _SHARED_UNIT.sub(r"\1 \3", text)  # 1-2 min is from 1 min
     text = _BETWEEN.sub(r"\1\2 \4", text)
     text = _IN_UNITS.sub(_seconds_of_units, text)
@@ -108,6 +113,18 @@ def in_plain_seconds(text: str) -> str | None:
     return None if is_unclear else text
 
 
+def _has_ranges_back(text: str) -> bool:
+    """Whether a range of times would end before it begins, of which one has minutes or hours and the other has none."""
+    for found in _SHARED_UNIT.finditer(text):
+        if Decimal(found[1]) > Decimal(found[2]):
+            return True
+    for found in _UNITS_TO_NUMBER.finditer(text):
+        *start, end = found.groups()
+        if _seconds_in(start) > Decimal(end):
+            return True
+    return False
+
+
 def _has_unclear_commas(text: str) -> bool:
     """Whether commas of a text may be something else than separators: it has more numbers than 3,5 alone."""
     outside = _BRACKETED_PAIR.sub(" ", text)
@@ -115,8 +132,13 @@ def _has_unclear_commas(text: str) -> bool:
 
 
 def _seconds_of_units(found: re.Match[str]) -> str:
-    hours, minutes_behind_hours, minutes, seconds, bare_seconds = (Decimal(part or 0) for part in found.groups())
-    return _written(3600 * hours + 60 * (minutes_behind_hours + minutes) + seconds + bare_seconds)
+    return _written(_seconds_in(found.groups()))
+
+
+def _seconds_in(groups: Sequence[str | None]) -> Decimal:
+    """The seconds of the groups of ``_UNITS``."""
+    hours, minutes_behind_hours, minutes, seconds, bare_seconds = (Decimal(part or 0) for part in groups)
+    return 3600 * hours + 60 * (minutes_behind_hours + minutes) + seconds + bare_seconds
 
 
 def _seconds_of_primes(found: re.Match[str]) -> str:

@@ -104,13 +104,16 @@ def clip_at_path(path: str, named: dict[str, list[str]]) -> str:
     name = composed(path.rpartition("/")[2])
     same_name = [clip for clip in named.get(name, []) if name in map(composed, (Path(clip).name, Path(clip).stem))]
     below = [clip for clip in same_name if _folder_in_front(path, clip) is not None]
+    above = [clip for clip in same_name if _folder_in_front(clip, path)]
     if below:
         depth = max(clip.count("/") for clip in below)
         deepest = [clip for clip in below if clip.count("/") == depth]
         if len(deepest) > 1:
             raise ValueError(f"{path!r} may be {' or '.join(deepest[:3])}; write its ending")
+        is_whole_path = folder_of_export(path, deepest[0]) == ""
+        if above and not is_whole_path:
+            raise ValueError(f"{path!r} may be {' or '.join([*deepest, *above][:3])}; take the folder of one of them")
         return deepest[0]
-    above = [clip for clip in same_name if _folder_in_front(clip, path) is not None]
     if len(above) == 1:
         return above[0]
     if same_name and not above:

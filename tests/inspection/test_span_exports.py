@@ -238,3 +238,20 @@ def test_what_is_no_span_in_an_export_is_left_out_and_named(folder, capsys):
     for answers in ("labels/one.eaf", "labels"):
         said = run(capsys, "--answers", answers, *argv)
         assert "of other kinds than spans, left out: without times, of the tier notes (1)\n" in said
+
+
+def test_a_path_that_may_be_that_of_two_clips_is_refused(folder, capsys):
+    """It ends with one of them, and the other one ends with it."""
+    Path("clips/st1/cam").mkdir(parents=True)
+    shutil.copy("clips/a.mp4", "clips/st1/cam/a.mp4")
+    result = [{"type": "labels", "value": {"start": 0, "end": 1, "channel": 0, "labels": ["close lid"]}}]
+    argv = ("--answers", "export.json", "--steps", "steps.txt", "--overwrite")
+    for path, clip in (("cam/a.mp4", None), ("st1/cam/a.mp4", "st1/cam/a.mp4"), ("a.mp4", "a.mp4")):
+        task = {"data": {"video": f"/data/local-files/?d={path}"}, "annotations": [{"result": result}]}
+        Path("export.json").write_text(json.dumps([task]))
+        if clip is None:
+            said = refused(capsys, *argv)
+            assert "'cam/a.mp4' may be a.mp4 or st1/cam/a.mp4; take the folder of one of them" in said
+        else:
+            run(capsys, *argv)
+            assert [record.id for record in records()] == [clip]
