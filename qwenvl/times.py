@@ -44,6 +44,11 @@ _UNITS = (
 )
 _IN_UNITS = re.compile(rf"{_UNITS}(?!:?[0-9])", re.IGNORECASE)
 _UNITS_TO_NUMBER = re.compile(rf"{_UNITS}{_TO}{_NUMBER}(?![.:]?[0-9]|\s{{0,2}}{_UNIT_TO_CONVERT})", re.IGNORECASE)
+_CLOCK_TO_NUMBER = re.compile(
+    rf"{_BEGINS}(?:([0-9]{{1,3}}):)?([0-9]{{1,3}}):([0-9]{{1,2}}(?:\.[0-9]{{1,30}})?){_TO}{_NUMBER}"
+    rf"(?![.:]?[0-9]|\s{{0,2}}{_UNIT_TO_CONVERT})",
+    re.IGNORECASE,
+)
 _CLOCK_IN_MINUTES = re.compile(
     rf"{_BEGINS}([0-9]{{1,3}}:[0-9]{{2}}(?:\.[0-9]{{1,30}})?)\s{{0,2}}{_MINUTES}", re.IGNORECASE
 )
@@ -88,7 +93,7 @@ def in_plain_seconds(text: str) -> str | None:
 
     Unclear are numbers with decimal commas beside others with commas, with separators of thousands, numbers of frames,
     per cent, minutes without a unit behind hours, and ranges that would go back because one of their times has no
-    minutes: "1 min 5-10 s", "50 to 2 min".
+    minutes: "1 min 5-10 s", "1:05-10", "50 to 2 min".
 
     Example:
         >>> in_plain_seconds("1m20s to 1 min 40 s"), in_plain_seconds("1:02 to 70.5 s"), in_plain_seconds("500 ms")
@@ -121,6 +126,11 @@ def _has_ranges_back(text: str) -> bool:
     for found in _UNITS_TO_NUMBER.finditer(text):
         *start, end = found.groups()
         if _seconds_in(start) > Decimal(end):
+            return True
+    for found in _CLOCK_TO_NUMBER.finditer(text):
+        hours, minutes, seconds, end = found.groups()
+        start_of_clock = seconds_of_clock(hours, minutes, seconds)
+        if start_of_clock is not None and start_of_clock > float(end):
             return True
     return False
 

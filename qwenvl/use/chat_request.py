@@ -25,7 +25,7 @@ from qwenvl.evaluate.settings import Asking
 from qwenvl.failure import beginning, printable
 from qwenvl.files import is_address
 from qwenvl.types import Record, SamplingParams
-from qwenvl.use.fetch import OnBytes, fetch
+from qwenvl.use.fetch import BusyError, OnBytes, fetch
 from qwenvl.use.options import ChatOptions, ServeOptions
 
 MEDIA = {"video_url": "video", "image_url": "image"}
@@ -402,7 +402,8 @@ class RequestReader:
                 path = self.path_of(url, media)
             except (ValueError, OSError) as error:
                 media.patience.check()  # the end of a request ends its downloads
-                raise ApiError(400, f"{kind} {str(url)[:80]!r}: {error}") from None
+                status = 429 if isinstance(error, BusyError) else 400
+                raise ApiError(status, f"{kind} {str(url)[:80]!r}: {error}") from None
             media.count += 1
             # Not the text alone: one whose letters are those of base64 would be read as the medium itself, and stored.
             found.append({"type": MEDIA[kind], MEDIA[kind]: {"path": path}})
@@ -452,9 +453,11 @@ class RequestReader:
                 most_bytes=media.room,
                 seconds=min(FETCH_SECONDS, media.patience.left()),
                 allow_private=self.limits.allow_private_http,
+                client=media.patience.client,
                 at_end=media.patience.at_end,
                 on_bytes=media.on_bytes,
             )
+            media.patience.check()  # what was cut off where the request ended may look like a whole file
             media.room -= len(data)
             target = target.with_suffix(_FETCHED)
         elif url.startswith("data:"):

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import os
+import select
 import socket
 import ssl
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future, InvalidStateError
 from contextlib import contextmanager, suppress
@@ -19,8 +23,10 @@ from urllib.parse import SplitResult, quote, urljoin, urlsplit
 MOST_REDIRECTS = 5
 REDIRECTS = (301, 302, 303, 307, 308)
 CONNECT_SECONDS = 10.0
-# Names that are resolved at the same time. The system's resolver gives up after some ten seconds each.
-MOST_RESOLVED = 64
+SECONDS_BETWEEN_LOOKS = 0.25  # at whether anybody waits for a connection
+# Names that are looked up at the same time. The system's resolver gives up after some ten seconds each.
+MOST_LOOKUPS = 256
+MOST_LOOKUPS_OF_A_CLIENT = 16
 CHUNK = 2**16  # bytes of a read
 # Bytes of all that is no content, before there is any. Servers accept 8 to 16 kB of headers, and send less.
 HEAD_BYTES = 2**15
@@ -44,7 +50,42 @@ Addresses = list[tuple[Any, ...]]
 OnBytes = Callable[[int], None]
 """Called with the number of bytes of each piece of content that has come. It may raise, which ends the download."""
 
-_resolvers = threading.BoundedSemaphore(MOST_RESOLVED)
+
+class BusyError(ValueError):
+    """A file is not fetched now, and may be later."""
+
+
+class Lookups:
+    """The names that are being looked up: a bounded number for all requests, and for those of one client.
+
+    A lookup cannot be interrupted. It goes on where its request has ended, and must not keep out other clients.
+    """
+
+    def __init__(self, most: int, most_of_a_client: int) -> None:
+        self._most = most
+        self._most_of_a_client = most_of_a_client
+        self._running: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+    def begin(self, client: str) -> None:
+        """Count one more.
+
+        Raises:
+            BusyError: there are too many.
+        """
+        with self._lock:
+            if self._running[client] >= self._most_of_a_client or self._running.total() >= self._most:
+                raise BusyError("cannot be fetched now: too many names are being looked up; try again later")
+            self._running[client] += 1
+
+    def end(self, client: str) -> None:
+        """One has ended."""
+        with self._lock:
+            self._running[client] -= 1
+            self._running = +self._running  # without clients that have none left
+
+
+_lookups = Lookups(MOST_LOOKUPS, MOST_LOOKUPS_OF_A_CLIENT)
 
 
 def _ignore(_: Any) -> None:
@@ -57,6 +98,7 @@ def fetch(
     most_bytes: int,
     seconds: float,
     allow_private: bool,
+    client: str = "",
     at_end: AtEnd = _ignore,
     on_bytes: OnBytes = _ignore,
 ) -> bytes:
@@ -68,15 +110,17 @@ def fetch(
         most_bytes: of the file.
         seconds: for everything, redirects and the slowest server included.
         allow_private: also connect to addresses of this machine and of its network.
+        client: who asks for it.
         at_end: has the download end early.
         on_bytes: see ``OnBytes``.
 
     Raises:
         ValueError: the file cannot be had. Nothing of what the server sent is in the message, but for its status.
+        BusyError: it cannot be had now.
     """
     until = time.monotonic() + seconds
     for _ in range(MOST_REDIRECTS + 1):
-        with _answer(url, until, allow_private, at_end) as (answer, reader):
+        with _answer(url, until, allow_private, client, at_end) as (answer, reader):
             if answer.status not in REDIRECTS:
                 return _content(answer, reader, most_bytes, until, on_bytes)
             target = _target(url, answer)
@@ -146,15 +190,17 @@ class _Wire:
 
 @contextmanager
 def _answer(
-    url: str, until: float, allow_private: bool, at_end: AtEnd
+    url: str, until: float, allow_private: bool, client: str, at_end: AtEnd
 ) -> Iterator[tuple[HTTPResponse, BoundedReader]]:
     """The answer to a GET, of which the status and the headers are read. Its connection ends with the context."""
     parts, connection = _endpoint(url)
     host = connection.host
     wire: socket.socket | None = None
+    is_over = threading.Event()
 
     def shut() -> None:
         """Wake the thread that waits for the server."""
+        is_over.set()
         if wire is not None:
             with suppress(OSError):  # it is closed already
                 socket.socket.shutdown(wire, socket.SHUT_RDWR)  # not that of SSLSocket, which would say goodbye first
@@ -165,8 +211,10 @@ def _answer(
     watchdog.start()
     at_end(shut)
     try:
-        found = _resolved(host, connection.port, until, at_end)
-        wire = _connected(found, until, allow_private)
+        found = _resolved(host, connection.port, until, client, at_end)
+        wire = _connected(found, until, allow_private, is_over)
+        if is_over.is_set():  # before there was something to shut
+            raise ConnectionError
         if parts.scheme == "https":
             context = ssl.create_default_context()
             wire = context.wrap_socket(wire, server_hostname=host, do_handshake_on_connect=False)
@@ -197,16 +245,18 @@ def _endpoint(url: str) -> tuple[SplitResult, HTTPConnection]:
     raise ValueError("leads to an address that is not http or https")
 
 
-def _resolved(host: str, port: int, until: float, at_end: AtEnd) -> Addresses:
+def _resolved(host: str, port: int, until: float, client: str, at_end: AtEnd) -> Addresses:
     """The addresses of a host.
 
     The system's resolver can't be interrupted, so it runs in a thread of its own, which may outlast the request.
 
     Raises:
         OSError, UnicodeError: there is none, or none within the time.
+        BusyError: too many names are being looked up.
     """
-    if not _resolvers.acquire(blocking=False):
-        raise OSError(0, "too many names are being looked up")
+    if _is_number(host):  # nobody is asked
+        return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    _lookups.begin(client)
     found: Future[Addresses] = Future()
 
     def resolve() -> None:
@@ -215,7 +265,7 @@ def _resolved(host: str, port: int, until: float, at_end: AtEnd) -> Addresses:
             settle = partial(found.set_result, addresses)
         except Exception as error:  # raised where it is waited for
             settle = partial(found.set_exception, error)
-        _resolvers.release()
+        _lookups.end(client)
         with suppress(InvalidStateError):  # nobody waits any more
             settle()
 
@@ -228,22 +278,55 @@ def _resolved(host: str, port: int, until: float, at_end: AtEnd) -> Addresses:
         raise OSError(0, "its name was not found in time") from None
 
 
-def _connected(found: Addresses, until: float, allow_private: bool) -> socket.socket:
-    """A socket to an address that was checked: a name may have another one when it is asked for again."""
+def _is_number(host: str) -> bool:
+    """Whether a host is an IP address."""
+    with suppress(ValueError):
+        ip_address(host)
+        return True
+    return False
+
+
+def _connected(found: Addresses, until: float, allow_private: bool, is_over: threading.Event) -> socket.socket:
+    """A socket to an address that was checked: a name may have another one when it is asked for again.
+
+    Raises:
+        ValueError: an address is not public.
+        OSError: none can be connected to, or nobody waits any more.
+    """
     if not allow_private and not all(is_public(str(address[0])) for *_, address in found):
         raise ValueError("leads to this machine or a private network (--allow_private_http)")
     failed: OSError | None = None
     for family, kind, protocol, _, address in found:
         wire = socket.socket(family, kind, protocol)
         try:
-            wire.settimeout(max(0.01, min(CONNECT_SECONDS, until - time.monotonic())))
-            wire.connect(address)
+            _connect(wire, address, min(until, time.monotonic() + CONNECT_SECONDS), is_over)
             wire.settimeout(max(0.01, until - time.monotonic()))
             return wire
         except OSError as error:
             wire.close()
             failed = error
+        if is_over.is_set():
+            break
     raise failed or OSError("no address")
+
+
+def _connect(wire: socket.socket, address: Any, until: float, is_over: threading.Event) -> None:
+    """Connects a socket to an address, as long as somebody waits for that.
+
+    Raises:
+        OSError: it cannot be connected, or not in time, or nobody waits any more.
+    """
+    wire.setblocking(False)
+    status = wire.connect_ex(address)
+    if status == errno.EINPROGRESS:
+        waiting = select.poll()
+        waiting.register(wire, select.POLLOUT)
+        while not waiting.poll(1000 * SECONDS_BETWEEN_LOOKS):
+            if is_over.is_set() or time.monotonic() >= until:
+                raise TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
+        status = wire.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+    if status:
+        raise OSError(status, os.strerror(status))
 
 
 def is_public(address: str) -> bool:

@@ -108,11 +108,15 @@ class Sampling:
         self._waiting.append(pending)
         self._arrived.set()
         event = None
-        while not isinstance(event, RolloutBatch):
-            event = await patiently(pending.events.get(), pending.patience, is_gone)
-            if isinstance(event, Exception):
-                raise event
-            yield event
+        try:
+            while not isinstance(event, RolloutBatch):
+                event = await patiently(pending.events.get(), pending.patience, is_gone)
+                if isinstance(event, Exception):
+                    raise event
+                yield event
+        finally:
+            # Else the prompts of clients that have left would be held until the batch that is sampled has ended.
+            self._waiting = [each for each in self._waiting if each is not pending]
 
     def close(self) -> None:
         """Begin nothing more."""

@@ -8,10 +8,12 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import openai
@@ -22,7 +24,7 @@ from qwenvl.data.errors import BadMediaError, MediaTimeout
 from qwenvl.data.media.images import load_image
 from qwenvl.use.answers import StopWatch
 from qwenvl.use.chat_request import ApiError
-from qwenvl.use.fetch import fetch, is_public
+from qwenvl.use.fetch import BusyError, Lookups, fetch, is_public
 from qwenvl.use.in_time import DatasetInTime
 from qwenvl.use.pictures import PictureReader
 from qwenvl.use.request_folder import RequestFolder
@@ -370,25 +372,39 @@ def test_the_folder_of_a_request_is_deleted_by_the_last_thread_that_works_in_it(
     assert not [*tmp_path.iterdir()]
 
 
-def test_a_download_that_its_client_leaves_keeps_its_folder_until_it_has_ended(fetching, monkeypatch):
-    """It may write what has come so far. In a folder that is just being deleted that would stay for good."""
-    parent = fetching.server._folder
-    folders: list[int] = []  # when it writes
-    write = Path.write_bytes
+def test_what_is_written_after_its_client_has_left_does_not_stay(running, monkeypatch):
+    """In a folder that is just being deleted it would stay for good."""
+    parent = running.server._folder
+    began = threading.Event()
+    folders: list[int] = []  # when the picture is written
 
-    def noted(path: Path, data: bytes) -> int:
-        if path.is_relative_to(parent):
-            assert fetching.is_idle()  # the request has ended
-            folders.append(len([*parent.iterdir()]))
-        return write(path, data)
+    def written_late(path, target, *given):
+        began.set()
+        assert running.is_idle()  # the request has ended
+        folders.append(len([*parent.iterdir()]))
+        Path(target).write_bytes(b"x")
+        return 1
 
-    monkeypatch.setattr(Path, "write_bytes", noted)
-    # Without a length: what has come is the file.
-    with slow_download(fetching, b"HTTP/1.0 200 OK\r\n\r\n" + b"x" * 9000):
-        time.sleep(2)  # the head has come
+    monkeypatch.setattr(running.server.prompts._pictures, "rewrite", written_late)
+    body = ask([image("part.png")])
+    with connected(running) as client:
+        client.sendall(head(len(body)) + body)
+        assert began.wait(60)
     while not folders or any(parent.iterdir()):
         time.sleep(0.01)
     assert folders == [1]
+
+
+def test_a_download_that_its_client_has_left_is_no_file(fetching, monkeypatch):
+    """It has no length, and where it is cut off it looks whole."""
+    written: list[Path] = []
+    monkeypatch.setattr(Path, "write_bytes", lambda path, data: written.append(path))
+    with slow_download(fetching, b"HTTP/1.0 200 OK\r\n\r\n" + b"x" * 9000):
+        time.sleep(2)  # the head has come
+    fetching.server.prompts._fetchers.submit(int).result()
+    while any(fetching.server._folder.iterdir()):
+        time.sleep(0.01)
+    assert not written
 
 
 def test_turns_in_other_forms_name_no_files_of_the_machine(running, made_media):
@@ -632,7 +648,7 @@ def test_a_name_that_resolves_slowly_keeps_no_thread_beyond_its_request(monkeypa
     """The system's resolver can't be interrupted."""
     free = threading.Event()
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: free.wait(120) and [])
-    monkeypatch.setattr("qwenvl.use.fetch._resolvers", threading.BoundedSemaphore(2))
+    monkeypatch.setattr("qwenvl.use.fetch._lookups", Lookups(most=3, most_of_a_client=2))
     given = {"most_bytes": 9, "allow_private": True}
     try:
         with pytest.raises(ValueError, match="took too long"):
@@ -640,9 +656,13 @@ def test_a_name_that_resolves_slowly_keeps_no_thread_beyond_its_request(monkeypa
         # Also where its client leaves.
         with pytest.raises(ValueError, match="its name was not found in time"):
             fetch("http://slow.example/", seconds=60, at_end=lambda call: call(), **given)
-        # These two still wait, and there is a bound on how many do.
-        with pytest.raises(ValueError, match="too many names are being looked up"):
+        # These two still wait, and there is a bound on how many of a client do.
+        with pytest.raises(BusyError, match="too many names are being looked up"):
             fetch("http://slow.example/", seconds=60, **given)
+        with pytest.raises(ValueError, match="took too long"):
+            fetch("http://slow.example/", seconds=0.05, client="another", **given)
+        with pytest.raises(BusyError, match="too many names are being looked up"):
+            fetch("http://slow.example/", seconds=60, client="a third", **given)
     finally:
         free.set()
         for thread in threading.enumerate():
@@ -650,6 +670,60 @@ def test_a_name_that_resolves_slowly_keeps_no_thread_beyond_its_request(monkeypa
                 thread.join(60)
     with pytest.raises(ValueError, match="the connection ended"):
         fetch("http://found.example/", seconds=60, **given)
+
+
+def test_too_many_names_are_no_mistake_of_a_request(fetching, monkeypatch):
+    monkeypatch.setattr("qwenvl.use.fetch._lookups", Lookups(most=0, most_of_a_client=0))
+    status, found = raw(fetching, "POST", CHAT, ask([video("http://busy.example/x.mp4")]))
+    assert status == 429 and "too many names are being looked up; try again" in found["error"]["message"], found
+    with Dripping(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi", 0.0) as server:
+        # A number is looked up nowhere.
+        assert fetch(server.address, most_bytes=9, seconds=60, allow_private=True) == b"hi"
+
+
+@contextmanager
+def unanswered() -> Iterator[tuple[str, int]]:
+    """An address that answers no attempt to connect: its listener accepts nobody, and its queue is full."""
+    with ExitStack() as open_sockets:
+        listener = open_sockets.enter_context(socket.socket())
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        for _ in range(4):
+            client = open_sockets.enter_context(socket.socket())
+            client.setblocking(False)
+            client.connect_ex(listener.getsockname())
+        yield listener.getsockname()
+
+
+def test_a_connection_that_nobody_waits_for_is_given_up_with_all_its_addresses(monkeypatch):
+    with unanswered() as address:
+        several = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", address)] * 6
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: several)
+        ends: list[Any] = []  # what is called where the request ends
+        with ThreadPoolExecutor(1) as threads:
+            given = {"most_bytes": 9, "seconds": 60, "allow_private": True, "at_end": ends.append}
+            running = threads.submit(fetch, "http://dead.example/", **given)
+            time.sleep(0.5)  # it waits for the first address
+            assert not running.done()
+            began = time.monotonic()
+            for call in ends:
+                call()
+            with pytest.raises(ValueError, match="cannot be fetched"):
+                running.result(60)
+        # Each address would take ten seconds.
+        assert time.monotonic() - began < 10
+
+
+def test_an_address_that_does_not_answer_is_followed_by_the_next(monkeypatch):
+    monkeypatch.setattr("qwenvl.use.fetch.CONNECT_SECONDS", 0.3)
+    with unanswered() as dead, Dripping(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi", 0.0) as server:
+        port = int(server.address.rpartition(":")[2])
+        found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", each) for each in (dead, ("127.0.0.1", port))]
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+        assert fetch("http://two.example/", most_bytes=9, seconds=60, allow_private=True) == b"hi"
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found[:1])
+        with pytest.raises(ValueError, match="Connection timed out"):
+            fetch("http://two.example/", most_bytes=9, seconds=60, allow_private=True)
 
 
 @pytest.mark.parametrize(

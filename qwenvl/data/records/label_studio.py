@@ -181,7 +181,7 @@ def _stored_path(address: str) -> str:
     local = local_file(address)
     if local is not None:
         return local.lstrip("/")
-    return address.removeprefix("/data/") if address.startswith("/data/upload/") else address
+    return unquote(address.removeprefix("/data/")) if address.startswith("/data/upload/") else address
 
 
 def local_file(address: str) -> str | None:

@@ -496,7 +496,8 @@ READINGS = [
     (spans_in, "10 to 20 and 1 min 30 s to 2 min", [(10.0, 20.0), (90.0, 120.0)]),
     # 65 to 70 s, or 65 s and 10 s: which unit is meant is not said.
     *((spans_in, text, []) for text in ("1 min 5-10 s", "1 min 5 to 10", "2 min - 30 s", "1 h to 30 s")),
-    *((spans_in, text, []) for text in ("45 to 1 min 10 s", "from 50 to 2 min", "45.5-1m10s")),
+    *((spans_in, text, []) for text in ("45 to 1 min 10 s", "from 50 to 2 min", "45.5-1m10s", "1:12-15", "10:05-12 s")),
+    (spans_in, "1:12 to 75", [(72.0, 75.0)]),
     (spans_in, "1 min 30 to 100 s", [(90.0, 100.0)]),
     *((spans_in, text, [(60.0, 120.0)]) for text in ("between 1 and 2 minutes", "1 min to 2 min.")),
     *((spans_in, text, []) for text in ("frames: 12-20", "frame number 12 to frame number 20", "frame #1-frame #2")),
