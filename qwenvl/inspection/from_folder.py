@@ -358,7 +358,7 @@ def _given_labels(path: Path, clips: Sequence[str], columns: Mapping[str, str]) 
         return span_exports.Export(list(spans.table_spans(path, columns)))
     found = span_exports.Export(list(spans.folder_spans(path, clips)))
     for file in sorted(path.rglob("*")):
-        if file.suffix.lower() in span_exports.FOR_EACH_CLIP:
+        if file.suffix.lower() in span_exports.FOR_EACH_CLIP and not _is_hidden(file, path):
             export = span_exports.read_export(file)
             found.labelled.extend(export.labelled)
             found.other_kinds.update(export.other_kinds)
@@ -369,8 +369,12 @@ def _not_read(folder: Path) -> list[str]:
     """The files of a folder of labels that are neither label files nor clips, by their paths in it."""
     read = {spans.LABEL_FILE, *span_exports.FOR_EACH_CLIP, *VIDEO_SUFFIXES}
     files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.suffix.lower() not in read]
-    names = [path.relative_to(folder).as_posix() for path in files]
-    return [name for name in names if "/." not in f"/{name}"]
+    return [path.relative_to(folder).as_posix() for path in files if not _is_hidden(path, folder)]
+
+
+def _is_hidden(path: Path, folder: Path) -> bool:
+    """Whether a file of a folder, or a folder around it, is hidden, as ``._a.eaf``, which a Mac writes beside a.eaf."""
+    return "/." in f"/{path.relative_to(folder).as_posix()}"
 
 
 def _reserved(columns: Mapping[str, Any], more: Collection[str] = (), in_frames: bool = True) -> str | None:

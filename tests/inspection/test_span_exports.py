@@ -160,6 +160,7 @@ def test_files_of_elan_become_timelines(folder, capsys):
     assert solutions() == ["0.0-1.25 (1) insert fan"]
     Path("labels").mkdir()
     Path("labels/one.eaf").write_text(EAF)
+    Path("labels/._one.eaf").write_bytes(b"\0 of a Mac")  # hidden
     Path("labels/b.txt").write_text("close_lid\n" * 30)
     run(capsys, "--answers", "labels", "--steps", "steps.txt", "--overwrite")
     assert solutions() == ["0.0-1.25 (1) insert fan", "0.0-3.0 (2) close lid"]

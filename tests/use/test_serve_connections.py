@@ -266,6 +266,19 @@ def test_a_client_with_many_requests_keeps_no_other_client_waiting(running, held
     assert held.clients == [ONE, OTHER, ONE, OTHER, ONE, ONE]
 
 
+def test_a_request_whose_client_has_left_holds_no_prompt_while_others_are_sampled(running, held):
+    first = sent(running, "127.0.0.2", 0)
+    while not held.clients:
+        time.sleep(0.01)
+    for _ in range(3):
+        sent(running, "127.0.0.3", 1).close()
+        while running.server.sampling._waiting:
+            time.sleep(0.01)
+    assert held.clients == ["127.0.0.2"]  # which is sampled still
+    held.free.set()
+    assert status_of(first) == 200
+
+
 def test_clients_with_new_addresses_keep_no_other_waiting(running, held):
     with ExitStack() as connections:
         first = connections.enter_context(sent(running, ONE, 0))

@@ -105,6 +105,7 @@ def test_an_annotation_without_one_answer_is_refused(result, message):
     ("data", "medium"),
     [
         ({"video": "/data/upload/1/0a1b-clip.mp4"}, ("videos", "upload/1/0a1b-clip.mp4")),
+        ({"video": "/data/upload/1/0a1b-%C3%96l%201.mp4"}, ("videos", "upload/1/0a1b-\u00d6l 1.mp4")),
         ({"clip": "/data/local-files/?d=station/b.mp4"}, ("videos", "station/b.mp4")),
         ({"clip": "/data/local-files/?d=a+b/c #1&2.mp4"}, ("videos", "a+b/c #1&2.mp4")),
         ({"clip": "http://box/data/local-files/?d=a%2Bb/c%20%231.mp4"}, ("videos", "a+b/c #1.mp4")),
