@@ -77,7 +77,8 @@ class LookTimes:
         self._began: float | None = None
 
     def begin(self, record: Record) -> None:
-        """A look of the request about a record begins."""
+        """A look of the request about a record begins, and one that was running has ended: a call may open several."""
+        self.end()
         self.record = record
         self._began = monotonic()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import traceback
+import logging
 from collections.abc import AsyncGenerator, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -31,6 +31,8 @@ from qwenvl.use.chat_request import ApiError, Patience
 from qwenvl.use.in_time import DatasetInTime, LookTimes
 from qwenvl.use.turns import Turns
 
+# Unlike printing it raises nothing where stderr is closed, as with the terminal of a server in the background.
+logger = logging.getLogger(__name__)
 # Of --decode_timeout, for one look: others wait for it. All looks at a clip may take ``toolbox.LOOK_TIMEOUTS`` of them.
 LOOK_SHARE = 0.25
 SHORTEST_LOOK = 0.01  # seconds: 0 would let the decoder take its time
@@ -145,10 +147,10 @@ class Sampling:
                     self._waiting = [*together, *self._waiting]
                     continue
                 refused = str(error).partition("/sample: HTTP 400: ")[2]  # what a server says of the request
-                traceback.print_exception(error)
+                logger.error("the sampling server refuses a request", exc_info=error)
                 found = [ApiError(400 if refused else 500, f"the sampling server refuses: {refused or 'see the log'}")]
             except Exception as error:
-                traceback.print_exc()
+                logger.error("sampling failed", exc_info=error)
                 # Not its text, which may be about the clip of another client.
                 failed = ApiError(500, f"sampling failed: {type(error).__name__}; the server's log says how")
                 found = [failed] * len(together)
@@ -238,7 +240,7 @@ class Sampling:
 
     def _end_failed(self, record: Record, error: Exception) -> None:
         """Ends the requests about a record, for which a tool of the user has failed. The others go on."""
-        traceback.print_exception(error)
+        logger.error("a tool failed", exc_info=error)
         for each in self._asking(record):
             each.patience.end(ApiError(500, "a tool of this server failed for this request; its log says how"))
 
@@ -253,7 +255,8 @@ class Sampling:
         assert record is not None
         own = self._asking(record)
         with_it = any(each.patience.left() for each in self._together if each not in own)
-        if not self._looks.are_long(record) or not (with_it or self._waiting):
+        others_wait = with_it or any(not each.patience.gone for each in self._waiting)
+        if not self._looks.are_long(record) or not others_wait:
             return False
         for each in own:
             message = "the looks of this request take long, and other requests wait: ask again later"

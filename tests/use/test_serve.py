@@ -4,9 +4,11 @@ import asyncio
 import base64
 import http.client
 import http.server
+import io
 import json
 import re
 import shutil
+import sys
 import threading
 import time
 from dataclasses import replace
@@ -281,6 +283,13 @@ def test_places_are_limited_and_a_client_that_stops_frees_its_own(running, monke
     assert running.ask(QUESTION).choices[0].message.content
 
 
+class Closed(io.TextIOBase):
+    """A stderr whose reader has ended."""
+
+    def write(self, text: str) -> int:
+        raise BrokenPipeError
+
+
 def test_a_request_ends_at_its_time_limit_or_with_the_error_of_sampling(running, monkeypatch):
     free = threading.Event()
     monkeypatch.setattr(running.server.limits, "max_seconds", 0.2)
@@ -294,6 +303,7 @@ def test_a_request_ends_at_its_time_limit_or_with_the_error_of_sampling(running,
     monkeypatch.setattr(running.server.limits, "max_seconds", 60.0)
     with monkeypatch.context() as patch:
         patch.setattr(sampling, "_sample", lambda together, loop: [1 / 0])
+        patch.setattr(sys, "stderr", Closed())  # whose terminal was closed: the next request is answered still
         with pytest.raises(openai.InternalServerError, match="sampling failed: ZeroDivisionError; the server's log"):
             running.ask(QUESTION)
     assert running.ask(QUESTION).choices[0].message.content and running.is_idle()

@@ -16,6 +16,7 @@ import torch
 from qwenvl.cli import main as qwenvl
 from qwenvl.data.errors import BadMediaError, MediaTimeout
 from qwenvl.rollout import next_token
+from qwenvl.use.in_time import LookTimes
 from tests.use.running import QUESTION, Running, data_url, video
 
 CALL = '<tool_call>{"name": "look", "arguments": {"start": 0.5, "end": 1.5}}</tool_call><|im_end|>'
@@ -81,7 +82,7 @@ def test_a_look_sees_the_clip_of_its_request_until_the_request_ends(looking, cal
 
 
 @pytest.mark.parametrize("error", [asyncio.CancelledError, GeneratorExit, SystemExit, KeyError])
-def test_whatever_a_tool_raises_ends_its_own_request_alone(looking, calling, monkeypatch, capsys, error):
+def test_whatever_a_tool_raises_ends_its_own_request_alone(looking, calling, monkeypatch, caplog, error):
     """A cancelled task of a tool would be taken for the cancellation of the one that samples for everybody."""
     calling.text = CALL
 
@@ -94,7 +95,7 @@ def test_whatever_a_tool_raises_ends_its_own_request_alone(looking, calling, mon
     assert raised.value.status_code == 500
     monkeypatch.undo()
     assert looking.ask(QUESTION, max_tokens=1).choices and looking.is_idle()
-    assert error.__name__ in capsys.readouterr().err
+    assert error.__name__ in caplog.text
 
 
 def test_looks_end_with_the_request_that_makes_them(looking, calling, monkeypatch):
@@ -196,7 +197,7 @@ def test_a_look_has_a_quarter_of_the_time_of_a_clip(looking):
 
 
 @pytest.mark.parametrize("fault", [ZeroDivisionError("division by zero"), MemoryError("no more")])
-def test_a_tool_that_fails_ends_its_own_request_alone(looking, calling, monkeypatch, capfd, fault):
+def test_a_tool_that_fails_ends_its_own_request_alone(looking, calling, monkeypatch, caplog, fault):
     toolbox = looking.server.sampling.respondent.sample.toolbox
 
     def fails(video, start, end):
@@ -208,9 +209,24 @@ def test_a_tool_that_fails_ends_its_own_request_alone(looking, calling, monkeypa
     with pytest.raises(openai.InternalServerError) as raised:
         looking.ask(video("one.mp4"), QUESTION, max_tokens=90)
     assert raised.value.body["message"] == "a tool of this server failed for this request; its log says how"
-    assert f"{type(fault).__name__}: {fault}" in capfd.readouterr().err
+    assert f"{type(fault).__name__}: {fault}" in caplog.text
     calling.text = ""
     assert looking.ask(video("one.mp4"), QUESTION, max_tokens=2).choices and looking.is_idle()
+
+
+def test_a_call_that_opens_its_clip_several_times_has_taken_the_time_of_all(monkeypatch):
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr("qwenvl.use.in_time.monotonic", lambda: clock.now)
+    looks = LookTimes(requests=2)
+    record = SimpleNamespace(id="loops")
+    for _ in range(3):
+        looks.begin(record)
+        assert not looks.are_long(record)
+        clock.now += 4.0
+    assert looks.are_long(record)  # 12 s, of which its share is 5
+    looks.end()
+    looks.begin(SimpleNamespace(id="another"))
+    assert not looks.are_long(looks.record)
 
 
 def record_file(folder, *rows) -> str:
