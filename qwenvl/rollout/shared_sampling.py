@@ -76,15 +76,17 @@ class SharedSampler:
         self._ends = torch.tensor(self.end_ids, device=device)
         # What the cache has of completions whose turn has ended, by their numbers.
         self._parked: dict[int, Parked] | None = {} if self.resumable else None
-        self._cache = PrefixCache(
-            prompt_lengths=tuple(self.prompts.attention_mask.sum(1).tolist()),
-            group_size=self.group_size,
-            capacity=self.params.max_new_tokens,
-            device=device,
-            fixed_sizes=self.compiled or self.cuda_graph,
-            resumable=self.resumable,
-            drafted=0 if self.drafter is None else self.drafter.lengths.most,
-        )
+        # In the mode that it is used in: for tensors of another one a step would be compiled again.
+        with _without_gradient(device):
+            self._cache = PrefixCache(
+                prompt_lengths=tuple(self.prompts.attention_mask.sum(1).tolist()),
+                group_size=self.group_size,
+                capacity=self.params.max_new_tokens,
+                device=device,
+                fixed_sizes=self.compiled or self.cuda_graph,
+                resumable=self.resumable,
+                drafted=0 if self.drafter is None else self.drafter.lengths.most,
+            )
         self._drafts: list[CompletionDrafts] = []
         if self.drafter is not None:
             prompts = tokens_of(self.prompts)

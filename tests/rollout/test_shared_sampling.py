@@ -206,6 +206,7 @@ ONE_PROMPT = (["tv"], 4)
         pytest.param("qwen2_5_vl", 1, "inductor", [ONE_PROMPT], marks=pytest.mark.timeout(400)),
         ("qwen2_5_vl", 1, "eager", [*SEVERAL_PROMPTS, ONE_PROMPT]),  # the graphs and their guards, without C++
         ("qwen3_5", 3, "eager", [*SEVERAL_PROMPTS, ONE_PROMPT]),
+        ("qwen3_5_moe", 3, "eager", [*SEVERAL_PROMPTS, ONE_PROMPT]),  # here prompts leave the batch
         *(
             pytest.param(family, layers, "inductor", [*SEVERAL_PROMPTS, ONE_PROMPT], marks=pytest.mark.slow)
             for family, layers in (("qwen2_5_vl", 1), ("qwen3_5", 3), ("qwen3_5_moe", 3))
