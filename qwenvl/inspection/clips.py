@@ -9,6 +9,7 @@ from pathlib import Path
 
 from qwenvl.data.errors import RecordError
 from qwenvl.data.media.source import VIDEO_SUFFIXES
+from qwenvl.inspection.label_columns import as_cell, of_cell
 from qwenvl.inspection.playable import is_copy
 from qwenvl.option import did_you_mean
 
@@ -80,6 +81,8 @@ def clip_of_cell(cell: str, named: dict[str, list[str]]) -> str:
         ValueError: there is none, or there are several.
     """
     name = cell.replace("\\", "/").removeprefix("./")
+    if composed(name) not in named:
+        name = of_cell(name)
     found = named.get(composed(name), [])
     if name in found:
         return name
@@ -151,6 +154,6 @@ def may_be_one_file(one: str, other: str) -> bool:
 def is_read_again(clip: str, named: dict[str, list[str]]) -> bool:
     """Whether a cell with the name of a clip is read as this clip."""
     try:
-        return clip_of_cell(clip.strip(), named) == clip
+        return clip_of_cell(as_cell(clip).strip(), named) == clip
     except ValueError:
         return False

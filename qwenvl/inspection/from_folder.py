@@ -41,7 +41,7 @@ from qwenvl.inspection.clips import (
 )
 from qwenvl.inspection.convert import OWN_KEYS, write_records
 from qwenvl.inspection.folder_summary import FoundLabels, Label, first_lines, not_taken, summary
-from qwenvl.inspection.label_columns import LABEL_TABLE, column_names, is_label_table, named_cells, of_cell
+from qwenvl.inspection.label_columns import LABEL_TABLE, as_cell, column_names, is_label_table, named_cells, of_cell
 from qwenvl.inspection.steps import (
     Steps,
     answer_in,
@@ -176,7 +176,7 @@ def _write_labels(args: argparse.Namespace, clips: Sequence[str]) -> None:
     with written_whole(path) as partial, open(partial, "w", encoding="utf-8", newline="") as file:
         table = csv.writer(file)
         table.writerow(("clip", "answer"))
-        table.writerows((clip, "") for clip in clips)
+        table.writerows((as_cell(clip), "") for clip in clips)
     show(f"wrote {counted(len(clips), 'clip')} to {args.write_labels}: add the answers, then pass it as --answers")
 
 

@@ -86,6 +86,9 @@ def _task_spans(task: Mapping[str, Any], where: str) -> Iterator[LabelledSpan | 
             yield RecordError(f"{place}: expected the name of a step, got a region without a label")
         elif region["type"] == "timelinelabels":
             for span in value["ranges"]:
+                if float(span["start"]) % 1 or float(span["end"]) % 1:
+                    yield RecordError(f"{place}: expected numbers of frames, got {span['start']} to {span['end']}")
+                    continue
                 # Frames are counted from 1, and the last one is included.
                 start = int(span["start"]) - 1
                 end = int(span["end"])

@@ -95,11 +95,12 @@ class Logprobs:
     ) -> FixedLogprobs:
         """The fixed log-probs of fresh completions, given the policy before it is trained on them."""
         rollout = experience.rollout
-        from_sampler = self.ratio_from_sampler and experience.staleness > 0
         before_training = policy.logprobs.detach()
         old = before_training
-        if from_sampler and rollout.logprobs is not None:
+        from_sampler = False
+        if self.ratio_from_sampler and experience.staleness > 0 and rollout.logprobs is not None:
             old = rollout.logprobs
+            from_sampler = True
         reference = self.of_reference(experience)
         exact = partial(self.likelihood.exact_logprobs, step.policy, experience.prompts, rollout)
         self.parity.check(step.finished_steps, experience, before_training, exact)

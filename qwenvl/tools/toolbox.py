@@ -501,8 +501,9 @@ class Conversations:
                 raise ToolError(f"the arguments of {name} hold a special token")
             parts = self._parts(tools[name], note.arguments, conversation)
         except ToolError as problem:
-            note = replace(note, error=str(problem), seconds=time.perf_counter() - started)
-            return ToolAnswer([refusal(str(problem), self.toolbox.added_tokens)], note)
+            reason = str(problem) or f"{name} cannot answer"  # an own tool may say nothing
+            note = replace(note, error=reason, seconds=time.perf_counter() - started)
+            return ToolAnswer([refusal(reason, self.toolbox.added_tokens)], note)
         clips = tuple(part.info for part in parts if isinstance(part, VideoClip))
         texts = [part for part in parts if isinstance(part, str)]
         note = replace(

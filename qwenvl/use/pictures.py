@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from qwenvl.child import Child, ChildDied, ChildFailed, ChildTimeout
@@ -30,7 +31,9 @@ class PictureReader:
         Raises:
             BadMediaError: it is no image, is damaged, or takes too much time, memory or pixels.
         """
-        child = self._idle.pop() if self._idle else None
+        child = None
+        with suppress(IndexError):  # none is idle, or another thread has taken the last one
+            child = self._idle.pop()
         if child is None or not child.alive:
             child = Child(f"{__name__}:rewriter", memory_bytes=int(self._memory_gb * 1e9))
         try:

@@ -128,11 +128,12 @@ def test_answers_with_tags_are_refused_with_their_lines(folder, capsys):
 
 
 def test_odd_names_in_a_written_table_are_read_back_or_refused(folder, capsys):
-    odd = [" lead.mp4", "back\\slash.mp4", 'two, "three".mp4']
+    odd = [" lead.mp4", "back\\slash.mp4", 'two, "three".mp4', "=1+1.mp4", "-1.mp4"]
     for name in (*odd, "x\x1b[2J.mp4"):
         (folder / "clips" / name).write_bytes((folder / "clips/loose.mp4").read_bytes())
     run(capsys, "clips", "--write-labels", "labels.csv")
     table = Path("labels.csv").read_text()
+    assert "\n'=1+1.mp4,\n" in table, "a spreadsheet would run it"
     filled = table.replace("mp4,\n", "mp4,1\n").replace('mp4",\n', 'mp4",1\n').replace("[2J.mp4,1", "[2J.mp4,")
     Path("labels.csv").write_text(filled)
     out = run(capsys, "clips", "--answers", "labels.csv", "--steps", "steps.txt")

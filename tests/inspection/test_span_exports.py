@@ -26,6 +26,10 @@ def test_exports_of_label_studio_become_timelines(folder, capsys):
     assert solutions() == ["0.5-1.5 (1) insert fan", "1.5-3.0 (2) close lid"]
     run(capsys, "--answers", "export.json", "--steps", "steps.txt", "--label_fps", "5", "--overwrite")
     assert solutions()[0] == "1.0-3.0 (1) insert fan"
+    frames["ranges"] = [{"start": 6.5, "end": 15}]
+    Path("export.json").write_text(json.dumps(tasks))
+    said = refused(capsys, "--answers", "export.json", "--steps", "steps.txt", "--overwrite")
+    assert "export.json[0].result[0]: expected numbers of frames, got 6.5 to 15" in said
 
 
 @pytest.mark.parametrize(

@@ -166,6 +166,11 @@ def refuses():
     """Refuse."""
     raise ToolError("there is no <|video_pad|> here")
 
+@tool
+def says_nothing():
+    """Refuse without a word."""
+    raise ToolError
+
 class Broken:
     def reset(self, **fields):
         self.goal = fields["goal"]
@@ -485,6 +490,10 @@ def test_an_own_tool_refuses_in_its_own_words(world):
     made = world(tools=("own.py:refuses",))
     got = made.answer(JSON_CALL.format("refuses", "{}") + END)
     assert "<tool_response>\nError: there is no < |video_pad|> here." in got[0] and got["inputs"].vision() == {}
+    made = world(tools=("own.py:says_nothing",))
+    got = made.answer(JSON_CALL.format("says_nothing", "{}") + END)
+    [[call]] = made.conversations.each[0].calls
+    assert "Error: says_nothing cannot answer." in got[0] and call.error == "says_nothing cannot answer"
 
 
 HOSTILE = {
