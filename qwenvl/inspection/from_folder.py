@@ -489,10 +489,10 @@ def _from_table(path: Path, clips: Sequence[str], steps: Steps | None, columns: 
         try:
             row = rows.row(number)
             cells = named_cells(row.content, names, row.where)
-            if of_a_model:
-                cells = _label_cells(cells, named)
             if not cells:
                 continue
+            if of_a_model:
+                cells = _label_cells(cells, named)
             if "clip" not in cells:
                 raise ValueError(f"expected the columns clip and answer, and a clip, got {', '.join(cells)}")
             reserved = _reserved(cells)

@@ -88,7 +88,7 @@ class PromptMaker:
         self._collating = threading.Lock()  # tokenizers are not thread-safe
         self._unread: set[Patience] = set()  # of requests that wait for one of the readers
         # Bodies and prompts of text wait for no clip and for no long text. Downloads keep no other request from being
-        # read: each has a thread, as there are no more of them than requests. Those of requests that have ended end too.
+        # read: each has a thread, as there are no more of them than requests, with whose end they end.
         self._parsers = FairPool(1, "parse")
         self._readers = FairPool(READERS, "read")
         self._slow_readers = FairPool(SLOW_READERS, "read-slow")
