@@ -248,6 +248,10 @@ def test_a_step_that_is_typed_is_a_number_or_a_name(timelines, browser, tmp_path
         "(3) take the lid": [3, "take the lid"],
         "3. take the lid": [3, "take the lid"],
         "7": [7, ""],
+        "Step 2": [2, ""],
+        "step 2: take the lid": [2, "take the lid"],
+        "\uff083\uff09take the lid": [3, "take the lid"],
+        "\uff17": [7, ""],
     }
     for text, step in expected.items():
         typed(browser, 0, 0, text)
@@ -260,7 +264,8 @@ def test_a_step_that_is_typed_is_a_number_or_a_name(timelines, browser, tmp_path
             read_timeline([{"step": text, "start": 0, "end": 1}], {}, "labels.json")
     signs = ("glue; press", "取盖；装扇", "a <b>", "screws 1-4", "3 to 4", "from 2\u21923", "{x}", "-")
     units = ("frame 3", "Min", "分", "S-hook", "percent", "帧")
-    for text in (*signs, *units, *counts):
+    beginnings = ("- 2nd 2x", "~ 0:05 min", ", 2", "--1)", "* 2 bolts", "to 5", "until 3.5", "Step 12:30", "step 2* fan")
+    for text in (*signs, *units, *counts, *beginnings):
         typed(browser, 0, 0, text)
         assert browser.run("document.querySelector('.span-rows input:invalid') !== null"), text
         assert browser.run("report.list.editor.spans[0].number") == 7, text

@@ -35,7 +35,7 @@ function typedSeconds(field) {
 }
 
 // A number in brackets, alone, or with a sign behind it, and the name. "2nd screw" and "2.5 mm" are names.
-const NUMBERED_STEP = /^(?:\(\s*(\d{1,9})\s*\)\s*(.*)|(\d{1,9})(?:\s*[.):,-](?!\d)\s*(.*))?)$/;
+const NUMBERED_STEP = /^(?:\(\s*(\d{1,9})\s*\)\s*(.*)|(?:step\s*|#\s*)?(\d{1,9})(?:\s*[.):,-](?!\d)\s*(.*))?)$/i;
 // Numbers in a name that training would take for that of the step, or without their sign.
 const NUMBERS_IN_NAME = [
   /^(?:step\s*)?#?\s*\d{1,9}\s+\S/i, // 2 bolts
@@ -43,11 +43,12 @@ const NUMBERS_IN_NAME = [
   /^-\d/, // -5 V
   /^\d{1,9}\s*,\s*\d/, // 2, 3
   /[^(\s].*\(\s*\d{1,9}\s*\)/, // turn (2) screws
+  /^step\s*\d{1,9}(?:\s*[^\s\d.):,-]|[.:,]\d)/i, // step 2* fan, step 1:30
 ];
 
 // The number and the name of a step that is typed.
 function typedStep(text) {
-  const found = NUMBERED_STEP.exec(text);
+  const found = NUMBERED_STEP.exec(asRewardsRead(text));
   if (!found) return { number: null, name: text };
   const [, inBrackets, nameBehind, bare, nameBehindSign] = found;
   return { number: Number(inBrackets ?? bare), name: nameBehind ?? nameBehindSign ?? "" };
@@ -67,6 +68,9 @@ function stepProblem(typed) {
   const text = asRewardsRead(typed);
   if (!/[\p{L}\p{N}]/u.test(text)) return "expected the number or the name of a step";
   if (/[;<{}]/.test(text) || RANGE_IN_NAME.test(text)) return "a step can't hold ; < { } or a range such as 2-3";
+  if (/^[^\p{L}\p{N}(#[]/u.test(text)) return "a step begins with a letter or a number";
+  if (/^(?:to|until|till)\s*\d/i.test(text))
+    return "a step can't begin with a range of times: what is it that happens?";
   if (UNIT_FIRST.test(text)) return "a step can't begin with a unit of time: what is it that happens?";
   if (NUMBERS_IN_NAME.some((pattern) => pattern.test(text)))
     return "write (2) in front of the name where 2 is its number, else spell it out: two bolts";
