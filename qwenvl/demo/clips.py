@@ -64,7 +64,7 @@ PAIRS: tuple[Steps, ...] = tuple(p for p in _ALL_PAIRS if not (p[0] == COVER and
 
 
 @dataclass(frozen=True)
-class DemoSettings:
+class ClipSettings:
     """All that the data depends on: the same settings give the same records and pictures."""
 
     seed: int = 0
@@ -86,7 +86,7 @@ class DemoClip:
     seed: tuple[int, ...]
 
 
-def make_clips(folder: str | Path, settings: DemoSettings = DemoSettings(), *, processes: int | None = None) -> None:
+def make_clips(folder: str | Path, settings: ClipSettings = ClipSettings(), *, processes: int | None = None) -> None:
     """Make the demo's data in ``folder``.
 
     Args:
@@ -237,7 +237,7 @@ def _demo_record(name: str, clip: DemoClip, answer: str) -> dict[str, Any]:
     return clip_record(name, clip.name, QUESTION, answer) | {"meta": {"frame_cnts": list(clip.frame_counts), **meta}}
 
 
-def _write_records(folder: Path, clips: list[DemoClip], settings: DemoSettings) -> None:
+def _write_records(folder: Path, clips: list[DemoClip], settings: ClipSettings) -> None:
     train = [clip for clip in clips if clip.name.startswith("train")]
     for name in ("train", "heldout"):
         records = [_demo_record(clip.name, clip, solution(clip.steps)) for clip in clips if clip.name.startswith(name)]
@@ -254,7 +254,7 @@ def write_catalog(folder: Path, names: Iterable[str]) -> None:
     (folder / "datasets.yaml").write_text(yaml.safe_dump(catalog, sort_keys=False))
 
 
-def _warmup_records(clips: list[DemoClip], settings: DemoSettings) -> Iterator[dict[str, Any]]:
+def _warmup_records(clips: list[DemoClip], settings: ClipSettings) -> Iterator[dict[str, Any]]:
     rng = np.random.default_rng((settings.seed, SPLITS.index("warmup")))
     pairs = sorted({tuple(sorted(pair)) for pair in PAIRS})
     known = {pairs[i] for i in rng.permutation(len(pairs))[: settings.warmup_pairs]}

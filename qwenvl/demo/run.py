@@ -23,7 +23,7 @@ import yaml
 
 from qwenvl.demo.clips import (
     OVERVIEW,
-    DemoSettings,
+    ClipSettings,
     LongClipSettings,
     best_fixed_answer,
     look_texts,
@@ -140,7 +140,7 @@ class Demo:
     @property
     def clip_settings(self) -> Any:
         """A quarter as many clips are held out."""
-        return DemoSettings(seed=self.seed, train=self.clips, heldout=self.clips // 4, warmup=8 * self.clips)
+        return ClipSettings(seed=self.seed, train=self.clips, heldout=self.clips // 4, warmup=8 * self.clips)
 
     def settings(self) -> dict[str, Any]:
         """The settings that all commands share."""

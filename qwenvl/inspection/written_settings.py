@@ -14,7 +14,7 @@ from typing import Any
 from qwenvl.data.errors import RecordError
 from qwenvl.data.media.source import FRAME_LIST_SUFFIX
 from qwenvl.data.records.clip_settings import clip_meta, image_size_settings
-from qwenvl.data.records.frame_settings import ClipSettings, Settings, meta_settings, row_settings
+from qwenvl.data.records.frame_settings import MediumSettings, Settings, meta_settings, row_settings
 from qwenvl.types import ClipMeta, LibraryCount, LibrarySize, Record
 
 
@@ -50,7 +50,7 @@ def _of_image(record: Record, number: int) -> Settings:
     size = record.image_sizes[number] if record.image_sizes else None
     try:
         beside = row_settings(record.fields, "image", len(record.images), record.where)[number]
-        if image_size_settings(ClipSettings(row=beside), record.where) == size:
+        if image_size_settings(MediumSettings(row=beside), record.where) == size:
             return {}
     except RecordError:
         pass  # the fields are not those of the record
@@ -85,7 +85,7 @@ def _is_read_again(record: Record, number: int, said: Settings) -> bool:
     path = record.videos[number]
     listed = path.endswith(FRAME_LIST_SUFFIX) or os.path.isdir(path)
     try:
-        settings = ClipSettings(part=_as_read(said), row=_beside_turns(record, number))
+        settings = MediumSettings(part=_as_read(said), row=_beside_turns(record, number))
         return clip_meta(_in_own_meta(record, number), settings, listed, record.where) == record.clip_meta[number]
     except RecordError:  # the fields are not those of the record
         return False

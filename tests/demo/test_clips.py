@@ -16,7 +16,7 @@ from qwenvl.demo.clips import (
     PAIRS,
     RATE,
     SECONDS,
-    DemoSettings,
+    ClipSettings,
     LongClipSettings,
     Minute,
     make_clips,
@@ -24,7 +24,7 @@ from qwenvl.demo.clips import (
     solution,
 )
 
-SETTINGS = DemoSettings(seed=3, train=30, heldout=6, warmup=400)
+SETTINGS = ClipSettings(seed=3, train=30, heldout=6, warmup=400)
 
 
 @pytest.fixture(scope="module")

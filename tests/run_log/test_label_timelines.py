@@ -264,7 +264,7 @@ def test_a_step_that_is_typed_is_a_number_or_a_name(timelines, browser, tmp_path
             read_timeline([{"step": text, "start": 0, "end": 1}], {}, "labels.json")
     signs = ("glue; press", "取盖；装扇", "a <b>", "screws 1-4", "3 to 4", "from 2\u21923", "{x}", "-")
     units = ("frame 3", "Min", "分", "S-hook", "percent", "帧")
-    beginnings = ("- 2nd 2x", "~ 0:05 min", ", 2", "--1)", "* 2 bolts", "to 5", "until 3.5", "Step 12:30", "step 2* fan")
+    beginnings = ("- 2nd 2x", "~ 0:05", ", 2", "--1)", "* 2 bolts", "to 5", "until 3.5", "Step 1:30", "step 2* fan")
     for text in (*signs, *units, *counts, *beginnings):
         typed(browser, 0, 0, text)
         assert browser.run("document.querySelector('.span-rows input:invalid') !== null"), text

@@ -24,7 +24,7 @@ from qwenvl.data.records.frame_settings import (
     SIDES,
     SIZE,
     SPAN,
-    ClipSettings,
+    MediumSettings,
     Settings,
     check_order,
     check_whole_clip,
@@ -32,7 +32,7 @@ from qwenvl.data.records.frame_settings import (
 from qwenvl.types import ClipMeta, Hint, LibraryCount, LibrarySize
 
 
-def clip_meta(meta: Settings | None, said: ClipSettings, listed: bool, place: str) -> ClipMeta | None:
+def clip_meta(meta: Settings | None, said: MediumSettings, listed: bool, place: str) -> ClipMeta | None:
     """The settings of a clip from all places of its row, or None where there are none. Adds hints to ``said.notes``.
 
     Args:
@@ -77,7 +77,7 @@ def _uneven(times: Sequence[float]) -> bool:
     return any(abs(gap - mean) > 0.1 * mean for gap in gaps)
 
 
-def _note_differences(meta: Settings, said: ClipSettings) -> None:
+def _note_differences(meta: Settings, said: MediumSettings) -> None:
     """Note keys that have different values in two places."""
     for key in sorted(meta.keys() & said.part.keys()):
         if meta[key] != said.part[key]:
@@ -87,12 +87,12 @@ def _note_differences(meta: Settings, said: ClipSettings) -> None:
             _note(said, f"{key} stands beside the turns and closer to its clip, and the value there counts")
 
 
-def _note(said: ClipSettings, message: str) -> None:
+def _note(said: MediumSettings, message: str) -> None:
     """Add a hint about frame settings."""
     said.notes.append(Hint("frame settings", message))
 
 
-def _settle_times(own: Settings, said: ClipSettings, listed: bool, place: str) -> bool:
+def _settle_times(own: Settings, said: MediumSettings, listed: bool, place: str) -> bool:
     """Settle the times of the frames of a list or folder, and return whether words of the package set their rate.
 
     ``sample_fps`` is the rate of the frames. ``raw_fps`` is that of the film that they were taken from: alone it stands
@@ -143,13 +143,13 @@ def _taken(settings: Settings, key: str) -> Any:
     return settings.pop(key) if key == "fps" else settings[key]
 
 
-def _note_film_rate(settings: Settings, said: ClipSettings) -> None:
+def _note_film_rate(settings: Settings, said: MediumSettings) -> None:
     """Note a rate of the film that counts for nothing, beside the rate of the frames."""
     if "sample_fps" in settings and "raw_fps" in settings and settings["sample_fps"] != settings["raw_fps"]:
         _note(said, "raw_fps beside sample_fps is the rate of the film that frames come from, and changes nothing")
 
 
-def _settle_count(own: Settings, said: ClipSettings, listed: bool, sampled: bool, place: str) -> LibraryCount | None:
+def _settle_count(own: Settings, said: MediumSettings, listed: bool, sampled: bool, place: str) -> LibraryCount | None:
     """Settle the number of frames by the rules of the package. None: our rules count, with the settings in ``own``.
 
     Args:
@@ -206,7 +206,7 @@ def _settle_count(own: Settings, said: ClipSettings, listed: bool, sampled: bool
     return LibraryCount(**rate, **bounds, listed=listed, beside_turns=beside_turns)
 
 
-def _settle_size(own: Settings, said: ClipSettings, place: str) -> LibrarySize | None:
+def _settle_size(own: Settings, said: MediumSettings, place: str) -> LibrarySize | None:
     """Settle the size of frames by the rules of the package. None: our rules count, with the settings in ``own``."""
     part = {key: said.part[key] for key in SIZE if key in said.part}
     row = {key: said.row[key] for key in SIZE if key in said.row}
@@ -224,7 +224,7 @@ def _settle_size(own: Settings, said: ClipSettings, place: str) -> LibrarySize |
     return _library_size(together, said, place)
 
 
-def image_size_settings(said: ClipSettings, place: str) -> LibrarySize | None:
+def image_size_settings(said: MediumSettings, place: str) -> LibrarySize | None:
     """The settings of an image's size, in its part or object and beside the turns, or None where there are none.
 
     Raises:
@@ -237,7 +237,7 @@ def image_size_settings(said: ClipSettings, place: str) -> LibrarySize | None:
     return _library_size(together, said, place)
 
 
-def _library_size(settings: Settings, said: ClipSettings, place: str) -> LibrarySize:
+def _library_size(settings: Settings, said: MediumSettings, place: str) -> LibrarySize:
     """A size by the rules of the package. RecordError: one side without the other, or far longer than it."""
     sides = [key for key in SIDES if key in settings]
     if len(sides) == 1:

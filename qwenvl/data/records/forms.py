@@ -24,7 +24,7 @@ from qwenvl.data.errors import RecordError, kind_of
 from qwenvl.data.media.source import FRAME_SUFFIXES
 from qwenvl.data.records.choices import OPTION_KEYS, written_list
 from qwenvl.data.records.frame_settings import (
-    ClipSettings,
+    MediumSettings,
     Settings,
     keys_read,
     part_settings,
@@ -98,8 +98,8 @@ class Draft:
     videos: list[tuple[str, Any]] = field(default_factory=list)
     images: list[tuple[str, Any]] = field(default_factory=list)
     metas: list[Any] = field(default_factory=list)
-    clip_settings: list[ClipSettings] = field(default_factory=list)
-    image_settings: list[ClipSettings] = field(default_factory=list)
+    clip_settings: list[MediumSettings] = field(default_factory=list)
+    image_settings: list[MediumSettings] = field(default_factory=list)
     tag_settings: dict[str, list[Settings]] = field(default_factory=lambda: {"video": [], "image": []})
     object_settings: dict[str, list[Settings]] = field(default_factory=lambda: {"video": [], "image": []})
     notes: list[Hint] = field(default_factory=list)
@@ -162,9 +162,9 @@ def _read_turns(text: str, place: str) -> Any:
         raise RecordError(f"{place}: expected turns as JSON, got {kind_of(text)}") from None
 
 
-def _settings_of(draft: Draft, row: dict[str, Any], kind: str, count: int, where: str) -> list[ClipSettings]:
+def _settings_of(draft: Draft, row: dict[str, Any], kind: str, count: int, where: str) -> list[MediumSettings]:
     """The settings of each clip or image of a row, outside of ``meta``."""
-    settings_of_each = [ClipSettings(row=settings) for settings in row_settings(row, kind, count, where)]
+    settings_of_each = [MediumSettings(row=settings) for settings in row_settings(row, kind, count, where)]
     # Not strict: there are no objects where parts hold the media, and no tags in a prompt that gets its media in front.
     for places in (draft.object_settings[kind], draft.tag_settings[kind]):
         for each, settings in zip(settings_of_each, places, strict=False):

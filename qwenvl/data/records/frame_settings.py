@@ -191,7 +191,7 @@ def _plain(key: str) -> str:
 
 
 @dataclass
-class ClipSettings:
+class MediumSettings:
     """The settings of one clip or image outside of ``meta``.
 
     Attributes:
