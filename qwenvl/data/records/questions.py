@@ -23,7 +23,7 @@ from qwenvl.data.records.chosen import bare, chosen, has_text, is_letter
 from qwenvl.data.records.keys import Medium, is_empty, media_key
 from qwenvl.data.records.option_columns import option_columns, options_in
 from qwenvl.data.records.spans import spans_text, times_in
-from qwenvl.rewards.functions.text import first_block, solution_of, thinking_of
+from qwenvl.rewards.functions.text import first_block, solution_of, tag_problem, thinking_of
 from qwenvl.rewards.kinds import CHOICE, SPAN, WORDS, YES_NO
 from qwenvl.types import Hint
 
@@ -211,9 +211,16 @@ def _with_options(prompt: str, options: Choices) -> str:
 
 
 def _without_tags(answer: Any) -> tuple[Any, Values]:
-    """An answer, which may be alone in a list, without tags and thinking, and the field ``thinking`` if it has any."""
+    """An answer, which may be alone in a list, without tags and thinking, and the field ``thinking`` if it has any.
+
+    Raises:
+        ValueError: it has half an answer block, or several.
+    """
     if isinstance(answer, list | tuple) and len(answer) == 1:
         answer = answer[0]
+    problem = tag_problem(answer, "answer") if isinstance(answer, str) else None
+    if problem is not None:
+        raise ValueError(f"answer: {problem}")
     if not isinstance(answer, str) or not (first_block(answer, "answer") or "</think>" in answer):
         return answer, {}
     thought = thinking_of(answer, opened=False)

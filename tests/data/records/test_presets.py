@@ -116,6 +116,9 @@ def test_a_solution_with_half_an_answer_block_or_two_is_refused(solution, tmp_pa
     (tmp_path / "rows.json").write_text(json.dumps([{"prompt": "Which?", "solution": solution}]))
     with pytest.raises(RecordError, match=r"rows.json\[0\]: the solution has . <answer> and . </answer>; expected one"):
         records_of(tmp_path / "rows.json")
+    (tmp_path / "rows.json").write_text(json.dumps([{"question": "Which?", "answer": solution}]))
+    with pytest.raises(RecordError, match=r"answer: has . <answer> and . </answer>; expected one"):
+        records_of(tmp_path / "rows.json")
 
 
 @pytest.mark.parametrize(
