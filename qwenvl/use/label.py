@@ -20,9 +20,9 @@ from qwenvl.console import say
 from qwenvl.data.errors import RecordError
 from qwenvl.data.media.source import frame_list, version_of
 from qwenvl.data.options import FrameOptions, PromptOptions, ReadingOptions
-from qwenvl.data.records.choices import options_in
 from qwenvl.data.records.framing import unframed
 from qwenvl.data.records.keys import SOLUTION_KEYS
+from qwenvl.data.records.option_columns import options_in
 from qwenvl.data.records.timelines import numbers_of
 from qwenvl.data.tool_options import ToolOptions
 from qwenvl.evaluate.protocol import differing, model_facts
@@ -254,7 +254,8 @@ class Labels:
         by_letter = self.reward == "multiple_choice" if kind is None else kind.name == CHOICE
         if not by_letter:
             return []
-        return [[letter, text] for letter, text in options_in(question.messages[-1].text).items()]
+        options = options_in(question.messages[-1].text)
+        return [] if options is None else [[letter, text] for letter, text in options.texts.items()]
 
     def _address(self, path: Path) -> str:
         """The address of a file for the page."""

@@ -18,7 +18,6 @@ LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 TAKEN_OUT = 2  # options of a list that may have lost some, so that its letters or numbers have gaps
 
 LETTERED = re.compile(r"\s*[(\[]?([A-Za-z])\s*[)\].:]\s*")
-_OPTION_LINE = re.compile(r"^[ \t]*[(\[]?([A-Z])[)\].:]+[ \t]+(\S.*)$", re.MULTILINE)
 _NUMBERED = re.compile(r"\s*[(\[]?(\d{1,2})\s*[)\].:](?!\d)\s*")
 _WHOLE_NUMBER = re.compile(r"\d{1,3}(?:\.0)?")
 # Columns that hold an option each: option1, option_b, "option 0", a0, choice2, answer3.
@@ -77,19 +76,6 @@ def options_of(given: Any, key: str = "options") -> Choices:
     if "" in texts:
         raise ValueError(f"{key}: option {LETTERS[texts.index('')]} is empty; leave it out and mend the answer")
     return _without_names([text for text in texts if text is not None], key)
-
-
-def options_in(prompt: str) -> dict[str, str]:
-    """The options that a prompt has, a line for each, by letter. Empty: it has none, or not A, B and so on in order.
-
-    Example:
-        >>> options_in("Which hand?\\nA. the left one\\nB. the right one"), options_in("A. Smith asks: which hand?")
-        ({'A': 'the left one', 'B': 'the right one'}, {})
-    """
-    found = _OPTION_LINE.findall(prompt)
-    letters = [letter for letter, _ in found]
-    in_order = len(found) > 1 and letters == list(LETTERS[: len(found)])
-    return {letter: text.strip() for letter, text in found} if in_order else {}
 
 
 def _by_name(given: list[Any], options_key: str) -> dict[str, Any]:

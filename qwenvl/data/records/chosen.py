@@ -20,6 +20,16 @@ def is_letter(answer: Any) -> bool:
     return isinstance(answer, str) and bool(_LETTER_ALONE.fullmatch(bare(answer, "answer") if answer.strip() else ""))
 
 
+def names_option(answer: Any, options: Choices) -> bool:
+    """Whether an answer is the letter of an option, or its letter and text.
+
+    Example:
+        >>> [names_option(answer, options_of(["left", "right"])) for answer in ("b", "B. right", "right", "C")]
+        [True, True, False, False]
+    """
+    return isinstance(answer, str) and bool(answer.strip()) and _letter_of(answer.strip(), options.texts) is not None
+
+
 def chosen(answer: Any, options: Choices, key: str = "answer", first_number: int | None = None) -> str:
     """The letter of an answer: given as letters, as the text of an option, or as its number.
 

@@ -526,6 +526,20 @@ def test_another_kind_beside_options_is_kept_as_the_source_kind():
     assert record.fields["source_problem_type"] == "Temporal Reasoning"
 
 
+@pytest.mark.parametrize("kind", ["OCR", "labels", "regression", "open-ended", "yes or no", "numerical"])
+def test_the_letter_of_an_option_is_a_choice_whatever_the_question_is_called(kind):
+    """The letter alone would be trained on, without options to choose from."""
+    record = parsed(COLUMNS | {"options": WAYS, "answer": "b", "problem_type": kind})
+    assert (record.solution, record.fields["problem_type"]) == ("<answer>B</answer>", "multiple choice")
+    assert record.fields["source_problem_type"] == kind and "B. right" in record.messages[-1].text
+
+
+def test_options_that_an_answer_of_another_kind_leaves_out_are_noted():
+    record = parsed(COLUMNS | {"options": ["STOP", "GO"], "answer": "STOP", "problem_type": "OCR"})
+    assert (record.solution, record.fields["problem_type"]) == ("<answer>STOP</answer>", "OCR")
+    assert [hint.kind for hint in record.hints] == ["options that are not shown"]
+
+
 def test_a_kind_of_question_beside_a_column_with_the_kind_of_answer_is_kept():
     record = parsed({"question": "Is it on?", "answer": "yes", "problem_type": "causal", "answer_type": "binary"})
     assert (record.fields["problem_type"], record.fields["source_problem_type"]) == ("yes or no", "causal")
