@@ -9,6 +9,7 @@ from pathlib import Path
 from qwenvl.data.media.open import open_clip
 from qwenvl.inspection.pictures import sheet
 from qwenvl.run_log.log import Rollout, read_metrics, read_rollouts
+from qwenvl.run_log.report.pages import grouped
 from qwenvl.run_log.report.write import data_url
 
 
@@ -76,12 +77,10 @@ def show_group(run: str | Path, step: int) -> Html:
     Raises:
         ValueError: the run has no completions of that step.
     """
-    groups: dict[str, list[Rollout]] = {}
-    for rollout in read_rollouts(run, step=step, split="train"):
-        groups.setdefault(rollout.record_id, []).append(rollout)
+    groups = list(grouped(read_rollouts(run, step=step, split="train")))
     if not groups:
         raise ValueError(f"{run}: no completions of step {step}; name a step that the run has trained on")
-    group = max(groups.values(), key=_different_rewards)
+    group = max(groups, key=_different_rewards)
     strips = ""
     for clip in group[0].clips:
         times = ", ".join(f"{time:.2f}" for time in clip.times)

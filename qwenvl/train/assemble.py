@@ -36,7 +36,7 @@ from qwenvl.model.positions import position_rule
 from qwenvl.model.reference import Reference, matched, outside_engine
 from qwenvl.model.sharing.shared_prefix import supports_shared_prefix
 from qwenvl.model.vision_tower import accept_features, supports_encode_once
-from qwenvl.option import row_of, was_set
+from qwenvl.option import name_of_row, row_of, was_set
 from qwenvl.step.assemble import loaded_model, weight_dtype
 from qwenvl.step.kernels import Kernels, build_likelihood
 from qwenvl.step.sample import SampleNow
@@ -114,7 +114,10 @@ def distills_alone(args: GRPOConfig, functions: Any, weights: Any) -> bool:
     given = functions is not None or weights is not None or any(was_set(args, each) for each in named)
     if args.teacher is None or given or args.distill_weight is not None:
         return False
-    for name in ("advantage_estimator", "scale_rewards", "filter_groups", "temporal_contrast"):
+    without_effect = ["advantage_estimator", "scale_rewards", "filter_groups", "temporal_contrast"]
+    if name_of_row(args, "distill_kl") == "full":  # which is no advantage, so that all of these are 0
+        without_effect += ["grpo_epsilon", "grpo_epsilon_high", "top_entropy_quantile"]
+    for name in without_effect:
         if was_set(args, name):
             raise ValueError(f"--{name} has no effect where the teacher alone is learned from: name --reward_funcs")
     return True

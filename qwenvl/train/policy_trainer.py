@@ -313,9 +313,13 @@ class PolicyTrainer(Trainer):
         return super().create_optimizer(model)
 
     def save_last_step(self) -> None:
-        """Save a checkpoint of the last step, unless there is one. Its weights must not have changed since."""
+        """Save a checkpoint of the last step, unless there is one. Its weights must not have changed since.
+
+        Nothing is saved between steps on the same completions: such a checkpoint lacks them, and cannot be resumed.
+        """
         folder = Path(self.args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
-        if self.state.global_step and not is_sealed(folder):
+        can_be_resumed = self.state.global_step % self.args.num_iterations == 0
+        if self.state.global_step and can_be_resumed and not is_sealed(folder):
             self._save_checkpoint(self.model, trial=None)
             self.control = self.callback_handler.on_save(self.args, self.state, self.control)
 

@@ -19,7 +19,7 @@ class RequestFolder:
     into a folder that is just being deleted would stay there for good.
 
     Args:
-        parent: a folder that is there.
+        parent: made again where a cleaner of temporary files has deleted it.
 
     Attributes:
         path: of the folder, which is made.
@@ -27,6 +27,7 @@ class RequestFolder:
 
     def __init__(self, parent: Path) -> None:
         self.path = parent / uuid.uuid4().hex
+        parent.mkdir(mode=0o700, exist_ok=True)
         self.path.mkdir()
         self._lock = threading.Lock()
         self._workers = 0  # threads that work in it

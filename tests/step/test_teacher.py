@@ -235,6 +235,9 @@ def test_without_named_rewards_only_the_teacher_is_trained_on(make_trainer, tmp_
     steps = trained(trainer)
     [row] = logged(trainer)
     assert row["reward/total"] == 0 and max(each.abs().max() for each in steps[0].values()) > 1e-4
+    with pytest.raises(ValueError, match="--grpo_epsilon has no effect where the teacher alone"):
+        full = {"distill_kl": "full", "grpo_epsilon": 0.1, "num_iterations": 2, "output_dir": str(tmp_path / "full")}
+        make_trainer(functions=None, **SEES_MORE, **full)
     with pytest.raises(ValueError, match="--scale_rewards has no effect where the teacher alone"):
         make_trainer(functions=None, **SEES_MORE, scale_rewards="batch", output_dir=str(tmp_path / "other"))
     make_trainer(**SEES_MORE, scale_rewards="batch", output_dir=str(tmp_path / "named"))

@@ -122,3 +122,15 @@ def test_a_checkpoint_between_two_iterations_is_refused(make_trainer, tmp_path):
     message = r"checkpoint of step 3 can't be resumed with --num_iterations 2: .* whose step is a multiple of 2"
     with pytest.raises(ValueError, match=message):
         going_on.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-3"))
+
+
+def test_no_checkpoint_is_saved_between_steps_on_the_same_completions(make_trainer, tmp_path):
+    """Where the servers are lost during an evaluation: it could not be resumed, and the one before would be deleted."""
+    trainer = make_trainer(num_iterations=2, max_steps=4)
+    trainer.create_optimizer_and_scheduler(4)
+    trainer.state.global_step = 3
+    trainer.save_last_step()
+    assert not (tmp_path / "run" / "checkpoint-3").exists()
+    trainer.state.global_step = 2
+    trainer.save_last_step()
+    assert (tmp_path / "run" / "checkpoint-2").is_dir()

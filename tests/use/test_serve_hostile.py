@@ -5,6 +5,7 @@ import io
 import json
 import os
 import socket
+import stat
 import threading
 import time
 from collections.abc import Iterator
@@ -370,6 +371,9 @@ def test_the_folder_of_a_request_is_deleted_by_the_last_thread_that_works_in_it(
     folder = RequestFolder(tmp_path)
     folder.end()  # nobody works in it
     assert not [*tmp_path.iterdir()]
+    # As where a cleaner of temporary files has deleted it.
+    RequestFolder(tmp_path / "deleted").end()
+    assert stat.S_IMODE((tmp_path / "deleted").stat().st_mode) == 0o700
 
 
 def test_what_is_written_after_its_client_has_left_does_not_stay(running, monkeypatch):

@@ -29,6 +29,9 @@ OPTION_COLUMN = re.compile(
 _ANY_NAME = re.compile(
     r"\W*(?:(?:option|choice|answer)\W+)?(?:([A-Z])\W|([0-9]{1,2})\s*[-\u2010-\u2015\uff1a]\s)", re.IGNORECASE
 )
+# A letter with a sign, and not "C major": （B）, B、, B - and **B.** in front of a text.
+_SIGN = r"(?:[)\].:>*\uff1a\uff0e\uff09\u3001\u3002\u3011]|[-\u2010-\u2015]\s)"
+_NAME_AND_SIGN = re.compile(rf"\W*(?:(?:option|choice|answer)\W+)?([A-Z])\s*{_SIGN}", re.IGNORECASE)
 # Keys of an object that is one option, in the order in which they are looked for.
 _OPTION_TEXTS = ("choice", "option", "text", "content", "value")
 # Keys of the letter or number by which it is called. The text of an option may be a letter too, where it has no other.
@@ -174,10 +177,13 @@ def _without_names(texts: list[str], key: str) -> Choices:
         )
     named = [_ANY_NAME.match(text) for text in texts]
     in_front = [(found[1] or found[2]).upper() for found in named if found]
-    if len(in_front) == len(texts) and in_front != sorted(in_front) and _are_names(in_front):
-        raise ValueError(
-            f"{key}: seem to have the names {', '.join(in_front)} in this order; write their texts alone, in order"
-        )
+    is_shuffled = len(in_front) == len(texts) and in_front != sorted(in_front) and _are_names(in_front)
+    signed = [found[1].upper() for found in map(_NAME_AND_SIGN.match, texts) if found]
+    are_near = len(set(signed)) == len(texts) > 1 and set(signed) <= set(near_to_a)
+    has_gaps = are_near and signed != list(LETTERS[: len(signed)])
+    if is_shuffled or has_gaps:
+        names = ", ".join(signed if has_gaps else in_front)
+        raise ValueError(f"{key}: seem to have the names {names} in this order; write their texts alone, in order")
     numbered = [_NUMBERED.match(text) for text in texts]
     numbers = [int(found[1]) for found in numbered if found]
     behind = _behind(texts, numbered)

@@ -180,8 +180,10 @@ def read_row(row: Row, media_root: Path, options: ReadOptions | None = None) -> 
     draft = draft_of(value, where)
     messages = draft.messages
     if options.prompt_template is not None:
-        messages[-1] = Message("user", options.prompt_template.replace("{prompt}", messages[-1].text))
+        messages[-1] = Message("user", _filled(options.prompt_template, messages[-1].text, where))
     if options.system is not None:
+        if any(MEDIA_TAG.search(message.text) for message in messages if message.role == "system"):
+            raise RecordError(f"{where}: has a medium in its system turn, which --system replaces; leave --system out")
         messages = [Message("system", options.system), *(m for m in messages if m.role != "system")]
     solution = with_timeline(value, draft.solution, messages[-1].text, where)
     checked_text(solution, f"{where}: the solution")  # of a column: turns have been checked
@@ -212,6 +214,22 @@ def read_row(row: Row, media_root: Path, options: ReadOptions | None = None) -> 
         hints=tuple(dict.fromkeys([*hints, *noticed])),
         image_sizes=sizes if any(sizes) else (),
     )
+
+
+def _filled(template: str, prompt: str, where: str) -> str:
+    """A template with a prompt in it.
+
+    Raises:
+        RecordError: the template has it several times, and with it the tags of media, of which each stands for one.
+    """
+    tag = MEDIA_TAG.search(prompt)
+    count = template.count("{prompt}")
+    if tag is not None and count > 1:
+        raise RecordError(
+            f"{where}: the prompt has {tag[0]}, and --prompt_template has {{prompt}} {count} times, which would show "
+            "the medium as often; write {prompt} once"
+        )
+    return template.replace("{prompt}", prompt)
 
 
 def _paths(media: list[tuple[str, Any]], media_root: Path, options: ReadOptions) -> tuple[str, ...]:

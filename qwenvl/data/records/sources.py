@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import ImageOps
 from PIL.Image import Image
 
 from qwenvl.data.errors import RecordError
@@ -309,14 +310,15 @@ def _given_row(given: Any, name: str, index: int) -> Row:
 
 
 def _plain(value: Any) -> Any:
-    """A value with its pictures as the bytes of a PNG file, which loses nothing, and numbers of numpy as Python's."""
+    """A value with its pictures as the bytes of an upright PNG file, which loses nothing, and numbers as Python's."""
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, np.ndarray) and value.ndim <= 2:  # those of more dimensions are pictures
         return [_plain(one) for one in value]
     if isinstance(value, Image):
         data = io.BytesIO()
-        picture = value if value.mode in _PNG_MODES else value.convert("RGB")
+        picture = ImageOps.exif_transpose(value)  # the file that is made here has no EXIF data
+        picture = picture if picture.mode in _PNG_MODES else picture.convert("RGB")
         picture.save(data, "PNG")
         return {"bytes": data.getvalue(), "path": None}
     if isinstance(value, dict):

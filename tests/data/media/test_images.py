@@ -26,6 +26,16 @@ def test_a_photo_is_turned_as_its_exif_says(tmp_path):
     assert image[0].nonzero().tolist() == [[0, 1]]
 
 
+def test_a_photo_that_a_script_has_opened_is_turned_too(tmp_path):
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    for name, mode in (("a.jpg", "RGB"), ("b.png", "P")):
+        Image.new(mode, (64, 40)).save(tmp_path / name, exif=exif)
+        with Image.open(tmp_path / name) as picture:
+            sample = load_dataset([{"prompt": "<image>Which?", "images": [picture]}])[0]
+        assert sample.images[0].shape == (3, 64, 40), name
+
+
 def test_a_photo_is_turned_whatever_types_its_other_tags_have(tmp_path):
     """As some phones and editors write them: the unit of the resolution as a text."""
     orientation = struct.pack("<HHII", 0x112, 3, 1, 6)

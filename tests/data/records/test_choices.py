@@ -526,6 +526,28 @@ def test_another_kind_beside_options_is_kept_as_the_source_kind():
     assert record.fields["source_problem_type"] == "Temporal Reasoning"
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["B - left", "C - right"],
+        ["\uff08B\uff09\u5de6", "\uff08C\uff09\u53f3"],
+        ["B\u3001left", "D\u3001right"],
+        ["Option B: left", "Option C: right"],
+        ["**B.** left", "**C.** right"],
+    ],
+    ids=str,
+)
+def test_letters_with_gaps_are_refused_in_every_notation(options):
+    """One was taken out, and B may be the first of these or the second."""
+    with pytest.raises(ValueError, match=r"seem to have the names B, . in this order; write their texts alone"):
+        options_of(options)
+
+
+@pytest.mark.parametrize("options", [["C major", "D major"], ["a-left", "a-right"], ["b-flat", "c-sharp"]], ids=str)
+def test_letters_that_belong_to_their_texts_are_no_names(options):
+    assert list(options_of(options).texts.values()) == options
+
+
 @pytest.mark.parametrize("kind", ["OCR", "labels", "regression", "open-ended", "yes or no", "numerical"])
 def test_the_letter_of_an_option_is_a_choice_whatever_the_question_is_called(kind):
     """The letter alone would be trained on, without options to choose from."""

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from qwenvl.data.chat import chat_messages
+from qwenvl.data.errors import RecordError
 from qwenvl.data.options import FrameOptions, PromptOptions
 from qwenvl.data.prompt_length import Ruler
 from qwenvl.data.prompt_settings import PromptSettings
@@ -177,3 +178,17 @@ def test_the_example_of_a_card_is_a_prompt_of_training():
     assert framed_question(QUESTION, Framing("", "\n")) == f"\n{QUESTION}"
     asked = asked_record(QUESTION, [("video", "c.mp4")], Framing(kinds=(WORDS,)), ReadOptions())
     assert f"<video>{framed_question(QUESTION, Framing(kinds=(WORDS,)))}" == asked.messages[0].text
+
+
+def test_a_template_and_a_system_turn_leave_each_medium_one_place():
+    """Else a clip would be shown twice, or never, and training would end with the words of another library."""
+    row = Row("a.json[0]", "0", {"prompt": "<video>Which?", "video": "c.mp4"})
+    twice = ReadOptions(prompt_template="{prompt}\nAgain: {prompt}", allow_outside_media=True)
+    with pytest.raises(RecordError, match=r"a.json\[0\]: the prompt has <video>, and --prompt_template has {prompt} 2"):
+        read_row(row, ROOT, twice)
+    untagged = read_row(Row("a.json[0]", "0", {"prompt": "Which?"}), ROOT, twice)
+    assert untagged.messages[-1].text == "Which?\nAgain: Which?"
+    said = [{"role": "system", "content": "The clip: <video>"}, {"role": "user", "content": "Which?"}]
+    row = Row("a.json[0]", "0", {"messages": said, "videos": ["c.mp4"]})
+    with pytest.raises(RecordError, match="has a medium in its system turn, which --system replaces"):
+        read_row(row, ROOT, ReadOptions(system="Look.", allow_outside_media=True))
