@@ -84,7 +84,7 @@ class Patience:
     def __init__(self, seconds: float, client: str = "") -> None:
         self.client = client
         self._seconds = seconds
-        self._until = time.monotonic() + seconds
+        self._until = time.monotonic() + seconds  # until it ends
         self._ended: ApiError | None = None
         self._at_end: list[Callable[[], object]] = []
 
@@ -97,6 +97,7 @@ class Patience:
         """Nobody waits any more. The first reason counts."""
         if self._ended is None:
             self._ended = reason
+            self._until = min(self._until, time.monotonic())
             for call in self._at_end:
                 call()
 
@@ -109,6 +110,10 @@ class Patience:
     def left(self) -> float:
         """Seconds that are left, at least 0."""
         return 0.0 if self.gone else max(0.0, self._until - time.monotonic())
+
+    def over_for(self) -> float:
+        """Seconds since nobody waits any more, 0 while somebody does."""
+        return max(0.0, time.monotonic() - self._until)
 
     def check(self) -> None:
         """Raise where the request is not worked on any more.

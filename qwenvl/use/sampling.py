@@ -36,6 +36,7 @@ logger = logging.getLogger(__name__)
 # Of --decode_timeout, for one look: others wait for it. All looks at a clip may take ``toolbox.LOOK_TIMEOUTS`` of them.
 LOOK_SHARE = 0.25
 SHORTEST_LOOK = 0.01  # seconds: 0 would let the decoder take its time
+HANGING_SECONDS = 60.0  # that what is sampled may go on when nobody waits for it any more
 LONG_FORWARD = 4096  # tokens or patches: a layer takes so long that a GPU is waited for before the next one
 
 
@@ -92,6 +93,11 @@ class Sampling:
     def sampled_now(self) -> set[Patience]:
         """The requests in the batch that is sampled."""
         return {each.patience for each in self._together}
+
+    def hangs(self) -> bool:
+        """Whether nobody has waited for long for what is sampled: a tool of the user may never return."""
+        together = self._together
+        return bool(together) and all(each.patience.over_for() > HANGING_SECONDS for each in together)
 
     def waiting_bytes(self) -> int:
         """The bytes of the prompts that wait."""

@@ -308,6 +308,8 @@ def build_app(server: ChatServer) -> Any:
         return JSONResponse({"object": "list", "data": [model]})
 
     async def health(request: Request) -> Any:
+        if server.sampling.hangs():
+            return JSONResponse({"status": "sampling hangs, perhaps in a tool", "requests": server.active}, 503)
         return JSONResponse({"status": "ok", "requests": server.active})
 
     async def failed(request: Request, error: Any) -> Any:

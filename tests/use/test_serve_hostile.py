@@ -240,6 +240,11 @@ def test_a_forward_that_nobody_waits_for_ends_between_two_layers(running, monkey
     with pytest.raises(openai.APIStatusError) as raised:
         running.ask(QUESTION)
     assert raised.value.status_code == 504 and begun.is_set()
+    assert raw(running, "GET", "/health")[0] == 200
+    with monkeypatch.context() as patch:
+        patch.setattr("qwenvl.use.sampling.HANGING_SECONDS", 0.0)
+        status, said = raw(running, "GET", "/health")
+    assert status == 503 and said["status"] == "sampling hangs, perhaps in a tool"
     holds.remove()
     free.set()
     monkeypatch.setattr(running.server.limits, "max_seconds", 60.0)
