@@ -33,6 +33,7 @@ from qwenvl.step.rows import rollout_rows
 from qwenvl.train.display.board import LiveBoard
 from qwenvl.train.display.progress import ProgressLines
 from qwenvl.train.journal import Journal
+from qwenvl.train.run.checkpoints import set_aside
 from qwenvl.train.run.resume import Resumed
 from qwenvl.train.running_trainer import RunningTrainer
 
@@ -78,8 +79,16 @@ class RunFolder(TrainerCallback):
         self._journal = journal
 
     def on_train_begin(self, args, state, control, **kwargs):
-        """Write settings and versions, and drop the rows after the checkpoint of a resumed run."""
+        """Write settings and versions, and drop the rows and rename the checkpoints behind that of a resumed run."""
         self._journal.begin(state.global_step)
+        if state.is_world_process_zero and state.global_step:
+            abandoned = set_aside(args.output_dir, state.global_step)
+            if abandoned:
+                names = ", ".join(each.name for each in abandoned)
+                say(
+                    f"{args.output_dir}: goes back to step {state.global_step}; the later checkpoints, of other "
+                    f"weights, are now {names}: delete them if you need them no more"
+                )
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         """Write one row of metrics."""

@@ -73,7 +73,7 @@ def spans_text(times: Sequence[tuple[float, float]], duration: Any) -> tuple[str
         if length is not None and end > length:
             hints.append(Hint("a span beyond the clip", "a span ends after the clip, and is cut at its `duration`"))
             end = length
-        texts.append(f"{start:g} to {end:g}")
+        texts.append(f"{start:.12g} to {end:.12g}")  # of a film of hours six digits would lose hundredths
     return ", ".join(texts), hints
 
 

@@ -214,6 +214,29 @@ def is_sealed(folder: Path) -> bool:
     return (folder / MANIFEST).is_file()
 
 
+ABANDONED = "abandoned-"
+"""In front of the names of checkpoints that a run has gone back from."""
+
+
+def set_aside(output_dir: str | Path, step: int) -> list[Path]:
+    """Rename the checkpoints of later steps than ``step``, from which a run goes on, and return their new places.
+
+    They have the weights that it goes back from. Under their own names ``--resume auto`` would take the last of them.
+    """
+    places = []
+    for checkpoint in checkpoints_of(output_dir):
+        if step_of(checkpoint) <= step or not is_sealed(checkpoint):
+            continue  # one that is not whole is passed over, and written again
+        place = checkpoint.with_name(f"{ABANDONED}{checkpoint.name}")
+        number = 1
+        while place.exists():
+            number += 1
+            place = checkpoint.with_name(f"{ABANDONED}{checkpoint.name}-{number}")
+        checkpoint.rename(place)
+        places.append(place)
+    return places
+
+
 def seal(folder: Path) -> None:
     """Write the manifest of a folder, once the disk holds all of its files.
 

@@ -583,6 +583,7 @@ def test_a_kind_of_question_beside_a_column_with_the_kind_of_answer_is_kept():
         ({"answer": "3.4 to 5.1", "question": "When does it start?"}, "temporal grounding", "3.4 to 5.1"),
         ({"answer": "0:12 - 0:20", "question": "At what time does it move?"}, "temporal grounding", "12 to 20"),
         ({"answer": [3.4, 5.1], "problem_type": "TVG"}, "temporal grounding", "3.4 to 5.1"),
+        ({"answer": [3723.125, 12345.64], "problem_type": "TVG"}, "temporal grounding", "3723.125 to 12345.64"),
         ({"answer": [[7, 9], [1, 2]], "task_type": "moment retrieval"}, "temporal grounding", "1 to 2, 7 to 9"),
         ({"answer": "from 3 to 5 s", "type": "temporal grounding"}, "temporal grounding", "3 to 5"),
         ({"answer": "3-5", "question": "What was the score?"}, "free-form", "3-5"),

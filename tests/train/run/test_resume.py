@@ -247,6 +247,24 @@ def test_a_finished_run_trains_no_step_and_writes_nothing_again(epochs, make_tra
     assert list(read_rollouts(tmp_path / "run")) == rollouts
 
 
+def test_a_run_that_went_back_is_not_resumed_from_what_it_has_left(make_trainer, tmp_path, capfd):
+    """``--resume auto`` takes the newest checkpoint, and later ones of the weights before are newer in number alone."""
+    folder = tmp_path / "run"
+    make_trainer(**SAVING, max_steps=3).train()
+    back = make_trainer(**SAVING, max_steps=2, grpo_beta=0.5)
+    back.train(resume_from_checkpoint=str(folder / "checkpoint-1"))
+    names = ["abandoned-checkpoint-2", "abandoned-checkpoint-3", "checkpoint-1", "checkpoint-2"]
+    assert sorted(each.name for each in folder.glob("*checkpoint-*")) == names
+    said = "goes back to step 1; the later checkpoints, of other weights, are now abandoned-checkpoint-2, abandoned-"
+    assert said in capfd.readouterr().err
+    again = make_trainer(**SAVING, max_steps=4, grpo_beta=0.5, resume="auto")
+    again.train()
+    assert read_config(folder)["resumed_at"] == 2
+    assert [row["step"] for row in read_metrics(folder, split="train") if "loss" in row] == [1, 2, 3, 4]
+    make_trainer(**SAVING, max_steps=2).train(resume_from_checkpoint=str(folder / "checkpoint-1"))
+    assert (folder / "abandoned-checkpoint-2-2").is_dir() and (folder / "abandoned-checkpoint-4").is_dir()
+
+
 def test_the_start_is_evaluated_once(make_trainer, sop_data, tmp_path):
     settings = SAVING | {"eval_dataset_use": str(sop_data), "eval_on_start": True, "eval_strategy": "steps"}
     settings |= {"eval_steps": 1}
