@@ -15,6 +15,16 @@ from types import ModuleType
 UNFINISHED = ".part-"  # the last suffix of a file that is being written begins so
 
 
+def is_unfinished(path: Path) -> bool:
+    """Whether a file was being written by ``written_whole`` when its process was killed.
+
+    Example:
+        >>> is_unfinished(Path("run/evaluation.json.part-17-0a1b2c3d")), is_unfinished(Path("run/evaluation.json"))
+        (True, False)
+    """
+    return path.suffix.startswith(UNFINISHED)
+
+
 def cache_root() -> Path:
     """The cache folder: ``$QWENVL_CACHE``, or ``~/.cache/qwenvl``."""
     default = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "qwenvl"

@@ -29,6 +29,7 @@ from qwenvl.evaluate.requests import EvaluationRequest
 from qwenvl.evaluate.respondent import build_respondent, collator_of, in_blocks, pass_reward
 from qwenvl.evaluate.results import results_of
 from qwenvl.evaluate.timelines import check_procedure, procedure_rows
+from qwenvl.files import is_unfinished
 from qwenvl.inspection.steps import read_steps
 from qwenvl.rewards import Rubric
 from qwenvl.rewards.functions.text import answer_of
@@ -145,7 +146,7 @@ class Evaluation:
                 self.found[name] = earlier[name]
             if self.done:
                 say(f"{log.folder}: goes on from {len(self.done):,} completions that are there")
-        elif log.folder.is_dir() and any(each.name != ".lock" for each in log.folder.iterdir()):
+        elif log.folder.is_dir() and any(map(_is_foreign, log.folder.iterdir())):
             raise FileExistsError(f"{log.folder}: holds files that no evaluation wrote; give another --output_dir")
         wait_for_everyone()  # all have read before one of them writes
         log.begin(self.found)
@@ -279,6 +280,11 @@ class Evaluation:
                         continue
                     for n in range(self.request.options.samples):
                         yield SampleKey(model=model, control=control, doc_id=number, sample=n)
+
+
+def _is_foreign(path: Path) -> bool:
+    """Whether a file in a folder without an evaluation is none of one that was killed in its first write."""
+    return path.name != ".lock" and not is_unfinished(path)
 
 
 def _split_by_control(blocks: Sequence[Sequence[Question]]) -> list[list[Question]]:

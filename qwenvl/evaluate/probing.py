@@ -26,6 +26,7 @@ from qwenvl.evaluate.respondent import (
     pass_reward,
     with_progress,
 )
+from qwenvl.files import is_unfinished
 from qwenvl.rewards import Rubric
 from qwenvl.run_lock import NAME
 from qwenvl.run_log.log import AS_IT_IS, Rollout, RunLog
@@ -220,7 +221,8 @@ def _first_prompts(
 
 def _refuse_foreign(folder: Path) -> None:
     """Raise FileExistsError for a folder with files that no probe writes."""
-    present = {each.name for each in folder.iterdir()} if folder.is_dir() else set()
+    files = folder.iterdir() if folder.is_dir() else ()
+    present = {each.name for each in files if not is_unfinished(each)}
     if present - {NAME, NUMBERS, "run.json", "rollouts"}:
         raise FileExistsError(
             f"--output_dir {folder}: holds files that no probe wrote; give a new folder or that of an earlier probe"

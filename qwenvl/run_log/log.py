@@ -445,7 +445,8 @@ class EvaluationLog:
 
     def forget(self) -> None:
         """Delete the files of an earlier evaluation. Others in its folder, such as a report, stay."""
-        for path in (self.folder / NUMBERS, *_sample_files(self.folder)):
+        # The file by which an evaluation is known goes last: a kill in between leaves one.
+        for path in (*_sample_files(self.folder), self.folder / NUMBERS):
             path.unlink(missing_ok=True)
 
 

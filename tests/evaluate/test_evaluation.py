@@ -142,6 +142,13 @@ def test_fresh_deletes_no_file_that_no_evaluation_wrote(words, tmp_path, capsys)
     assert (tmp_path / "evaluation.json").read_text() == '{"score": 1}'
 
 
+def test_an_evaluation_that_was_killed_in_its_first_write_begins_again(words, tmp_path):
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "evaluation.json.part-17-0a1b2c3d").write_text("{")
+    assert main([*words, "--output_dir", str(out)]) == 0 and read_evaluation(out)["ended"]
+
+
 def test_a_bad_clip_is_left_out_and_named(words, tmp_path, make_clip, capsys):
     (tmp_path / "clip.mp4").write_bytes(b"no clip")
     out = tmp_path / "out"
