@@ -216,8 +216,8 @@ class PolicyTrainer(Trainer):
             FileNotFoundError: there is no such checkpoint, or it lacks its optimizer or its schedule.
             ValueError: a file of it is cut short, the settings differ, or its weights do not fit the model.
             SystemExit: with status 0, where a signal ended training and a checkpoint was saved (``save_on_signal``).
-            EngineLostError: in all processes, where nothing samples any more. The last step is saved as a checkpoint, if
-                that could be resumed.
+            EngineLostError: in all processes, where nothing samples any more. The last step is saved as a checkpoint,
+                if it could be resumed.
         """
         beginning = resume_from_checkpoint
         if not isinstance(beginning, Beginning):
