@@ -81,7 +81,7 @@ class RunFolder(TrainerCallback):
     def on_train_begin(self, args, state, control, **kwargs):
         """Write settings and versions, and drop the rows and rename the checkpoints behind that of a resumed run."""
         self._journal.begin(state.global_step)
-        if state.is_world_process_zero and state.global_step:
+        if args.should_save and state.global_step:
             abandoned = set_aside(args.output_dir, state.global_step)
             if abandoned:
                 names = ", ".join(each.name for each in abandoned)
