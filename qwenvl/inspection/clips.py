@@ -13,8 +13,11 @@ from qwenvl.inspection.label_columns import as_cell, of_cell
 from qwenvl.inspection.playable import is_copy
 from qwenvl.option import did_you_mean
 
-# "/v/a.mp4;/v/b.mp4" and "/v/a.mp4|/v/b.mp4", as BORIS writes the media of an observation that has several.
-_SEVERAL_CLIPS = re.compile(rf"(?:{'|'.join(map(re.escape, VIDEO_SUFFIXES))})\s*[;|,]\s*\S", re.IGNORECASE)
+# "/v/a.mp4;/v/b.mp4" and "/v/a.mp4|/v/b.mp4", as BORIS writes the media of an observation that has several, and
+# "/v/a.mp4 /v/b.mp4", as ``qwenvl label`` does those of a record.
+_SEVERAL_CLIPS = re.compile(
+    rf"(?:{'|'.join(map(re.escape, VIDEO_SUFFIXES))})(?:\s*[;|,]\s*\S|\s+\S*/)", re.IGNORECASE
+)
 
 
 def find_clips(root: Path) -> list[str]:

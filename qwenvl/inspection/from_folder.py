@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import csv
 import os
+import re
 import shlex
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -23,6 +24,7 @@ from qwenvl.data.media.source import VIDEO_SUFFIXES
 from qwenvl.data.records.cells import with_types
 from qwenvl.data.records.forms import CONTROL_TOKENS
 from qwenvl.data.records.frame_settings import ROW_KEYS
+from qwenvl.data.records.option_columns import options_in
 from qwenvl.data.records.parse import MISSING, parse_columns, text_or_file
 from qwenvl.data.records.text import text_rows
 from qwenvl.data.seeds import stable_random
@@ -56,6 +58,7 @@ from qwenvl.rewards.table import FOR_TIMELINES
 from qwenvl.timeline import timeline_in
 from qwenvl.types import Message, Record
 
+_OPTION_LETTER = re.compile(r"[(\[]?[A-H][)\].:]?")
 STEPS = "{steps}"  # the place of the list of steps in a question
 QUESTION = "The video shows an operator at work. Which of these steps does the operator perform, in order?"
 FORM = (
@@ -280,7 +283,7 @@ def _labels(args: argparse.Namespace, root: Path, clips: Sequence[str], steps: S
         for name in ("label_fps", "background"):
             if getattr(args, name) is not None:
                 raise ValueError(f"--{name} has no effect: {path} has answers and no spans; leave it out")
-        by_clip = _from_table(path, clips, steps, columns)
+        by_clip = _from_table(path, root, clips, steps, columns, text_or_file(args.question) or "")
         answers = Counter(answer for answer, _ in by_clip.values())
         return FoundLabels(by_clip=by_clip, steps=steps, timelines=False, counted=answers, left_out={})
     if args.label_fps is not None and not 0 < args.label_fps < 10_000:
@@ -468,7 +471,9 @@ def _random_number(names: Sequence[str]) -> int:
     return stable_random(0, "held out", names[0]).getrandbits(64)
 
 
-def _from_table(path: Path, clips: Sequence[str], steps: Steps | None, columns: Mapping[str, str]) -> dict[str, Label]:
+def _from_table(
+    path: Path, root: Path, clips: Sequence[str], steps: Steps | None, columns: Mapping[str, str], question: str
+) -> dict[str, Label]:
     """The labels of a CSV file with the columns ``clip`` and ``answer``. Other columns become fields of the records.
 
     It may be the table that ``qwenvl label`` has written, whose other columns are about its model. A clip with an empty
@@ -492,7 +497,7 @@ def _from_table(path: Path, clips: Sequence[str], steps: Steps | None, columns: 
             if not cells:
                 continue
             if of_a_model:
-                cells = _label_cells(cells, named)
+                cells = _label_cells(cells, named, root, question)
             if "clip" not in cells:
                 raise ValueError(f"expected the columns clip and answer, and a clip, got {', '.join(cells)}")
             reserved = _reserved(cells)
@@ -514,14 +519,17 @@ def _from_table(path: Path, clips: Sequence[str], steps: Steps | None, columns: 
     return {clip: found[clip] for clip in clips if clip in found}
 
 
-def _label_cells(cells: Mapping[str, str], named: dict[str, list[str]]) -> dict[str, str]:
+def _label_cells(
+    cells: Mapping[str, str], named: dict[str, list[str]], root: Path, question: str
+) -> dict[str, str]:
     """The cells of a row of ``qwenvl label``, with the clip as the folder names it, without what its model has said.
 
     Args:
         named: see ``clips_by_name``.
 
     Raises:
-        ValueError: the folder has no such clip, or the answer is a timeline.
+        ValueError: the folder has no such clip, the path is that of another one, or the answer is a timeline, or a
+            letter of options that the question has not.
     """
     others = {name: cell for name, cell in cells.items() if name not in LABEL_TABLE}
     answer = of_cell(cells.get("answer", ""))
@@ -530,8 +538,16 @@ def _label_cells(cells: Mapping[str, str], named: dict[str, list[str]]) -> dict[
             f"the answer {beginning(answer, 40)!r} is a timeline: correct it on the page of `qwenvl label --page`, "
             "which saves records"
         )
+    if _OPTION_LETTER.fullmatch(answer) and options_in(question) is None:
+        raise ValueError(
+            f"the answer {answer!r} is the letter of an option, and --question has none: write them into it, each in a "
+            "line, such as 'A. the left one'"
+        )
     # The table has paths as they were given to the command.
-    clip = clip_at_path(of_cell(cells.get("clip", "")).replace("\\", "/"), named)
+    cell = of_cell(cells.get("clip", ""))
+    clip = clip_at_path(cell.replace("\\", "/"), named)
+    if os.path.exists(cell) and not os.path.samefile(cell, root / clip):
+        raise ValueError(f"{cell!r} is another file than {str(root / clip)!r}; take the folder of that clip")
     return {"clip": clip, "answer": answer, **others}
 
 

@@ -37,8 +37,11 @@ MOST_PIECES = 1000  # of the content, and one more for each ``SMALL`` bytes of i
 PORTS = {"http": 80, "https": 443}
 # Networks whose last 32 bits are an IPv4 address: translation (NAT64), and the forms that are no longer assigned.
 _WITH_IPV4 = [ip_network(each) for each in ("64:ff9b::/96", "::ffff:0:0:0/96", "::/96")]
-# Not of the internet, though older versions of Python call them global: local translation, and site-local addresses.
-_LOCAL = [ip_network(each) for each in ("64:ff9b:1::/48", "fec0::/10")]
+# Not of the internet, though older versions of Python call them global: those of protocols, where a cloud may have its
+# metadata, local translation, site-local addresses, documentation, and segment routing.
+_LOCAL = [
+    ip_network(each) for each in ("192.0.0.0/24", "64:ff9b:1::/48", "fec0::/10", "3fff::/20", "5f00::/16")
+]
 _TARGET_CHARACTERS = "%/:=&?~+!$,;'@()*[]"  # that stay as they are in a path and its query
 
 

@@ -104,6 +104,21 @@ def test_a_table_of_the_labels_of_a_model_is_read(folder, capsys):
     LabelTable("labels.csv", folder / "labels").write(rows)
     said = refused(capsys, "clips", "--answers", "labels.csv", "--steps", "steps.txt", "--overwrite")
     assert "labels.csv:3: the answer '0.0-3.5 (2) close lid' is a timeline: correct it on the page" in said
+    other = folder / "other" / CLIPS[1]
+    other.parent.mkdir(parents=True)
+    other.write_bytes(b"x")
+    for change, message in (
+        ({"clip": f"clips/{CLIPS[1]} clips/{CLIPS[2]}"}, "names several clips"),
+        ({"clip": str(other)}, f"is another file than 'clips/{CLIPS[1]}'; take the folder of that clip"),
+        ({"answer": "B"}, "the answer 'B' is the letter of an option, and --question has none"),
+    ):
+        LabelTable("labels.csv", folder / "labels").write([rows[0], rows[1] | {"answer": "x"} | change])
+        assert message in refused(capsys, "clips", "--answers", "labels.csv", "--question", "Which?", "--overwrite")
+    rows[0]["answer"] = "B"
+    LabelTable("labels.csv", folder / "labels").write(rows[:1])
+    question = "Which?\nA. left\nB. right"
+    run(capsys, "clips", "--answers", "labels.csv", "--question", question, "--overwrite")
+    assert records()[0].solution == "<answer>B</answer>"
 
 
 def test_records_are_written_though_nobody_reads_what_is_said_of_them(folder):

@@ -625,6 +625,7 @@ def test_a_rewritten_image_has_the_same_pixels(tmp_path):
         *(("100.64.0.1", False), ("224.0.0.1", False), ("255.255.255.255", False), ("::1", False), ("::", False)),
         *(("fe80::1%eth0", False), ("fc00::1", False), ("::ffff:10.0.0.1", False), ("2002:7f00:1::", False)),
         *(("64:ff9b::7f00:1", False), ("64:ff9b::808:808", True), ("64:ff9b:1::808:808", False)),
+        *(("192.0.0.192", False), ("3fff::1", False), ("5f00::1", False)),
         *(("fec0::1", False), ("::127.0.0.1", False), ("::ffff:0:127.0.0.1", False)),
     ],
 )

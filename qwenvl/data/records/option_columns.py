@@ -49,7 +49,8 @@ def _columns_of_letters(row: Mapping[str, Any]) -> tuple[Choices, tuple[str, ...
     """Options in the columns A, B, ... or a, b, ..."""
     letters = COLUMN_LETTERS
     small = COLUMN_LETTERS.lower()
-    if {"a", "b"} <= row.keys() and _names_an_option(row, small):
+    # Two of them: an empty cell between others is no key of the row, and is told below.
+    if len(row.keys() & set(small)) > 1 and _names_an_option(row, small):
         letters = small
     texts = [option_text(row.get(letter)) for letter in letters]
     while texts and texts[-1] == "":

@@ -556,6 +556,13 @@ def test_the_letter_of_an_option_is_a_choice_whatever_the_question_is_called(kin
     assert record.fields["source_problem_type"] == kind and "B. right" in record.messages[-1].text
 
 
+def test_an_empty_cell_between_small_columns_of_options_is_told():
+    """Without a word all options of the row were left out, and the letter was its answer in words."""
+    for row in ({"a": "x", "c": "z", "answer": "c"}, {"b": "y", "c": "z", "answer": "b"}):
+        with pytest.raises(RecordError, match="is empty"):
+            parsed(COLUMNS | row)
+
+
 def test_options_that_an_answer_of_another_kind_leaves_out_are_noted():
     record = parsed(COLUMNS | {"options": ["STOP", "GO"], "answer": "STOP", "problem_type": "OCR"})
     assert (record.solution, record.fields["problem_type"]) == ("<answer>STOP</answer>", "OCR")
