@@ -120,14 +120,14 @@ def in_plain_seconds(text: str) -> str | None:
 
 def _has_ranges_back(text: str) -> bool:
     """Whether a range of times would end before it begins, of which one has minutes or hours and the other has none."""
-    for found in _SHARED_UNIT.finditer(text):
+    for found in _SHARED_UNIT.finditer(text):  # 50 to 2 min: the 50 may be seconds
         if Decimal(found[1]) > Decimal(found[2]):
             return True
-    for found in _UNITS_TO_NUMBER.finditer(text):
+    for found in _UNITS_TO_NUMBER.finditer(text):  # 1 min 5-10 s: the 10 may be those of the same minute
         *start, end = found.groups()
         if _seconds_in(start) > Decimal(end):
             return True
-    for found in _CLOCK_TO_NUMBER.finditer(text):
+    for found in _CLOCK_TO_NUMBER.finditer(text):  # 1:05-10
         hours, minutes, seconds, end = found.groups()
         start_of_clock = seconds_of_clock(hours, minutes, seconds)
         if start_of_clock is not None and start_of_clock > float(end):

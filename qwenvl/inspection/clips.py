@@ -29,10 +29,18 @@ def find_clips(root: Path) -> list[str]:
         raise (NotADirectoryError if root.exists() else FileNotFoundError)(f"{root}: expected a folder of clips")
     files = [path for path in root.rglob("*") if path.suffix.lower() in VIDEO_SUFFIXES and path.is_file()]
     clips = [path.relative_to(root).as_posix() for path in files if not is_copy(path)]
-    clips = [clip for clip in clips if "/." not in f"/{clip}"]  # ._clip.mp4
+    clips = [clip for clip in clips if not is_hidden(clip)]
     if not clips:
         raise RecordError(f"{root}: no clips; expected files that end in {', '.join(VIDEO_SUFFIXES)}")
     return sorted(clips, key=_natural_order)
+
+
+def is_hidden(path: str) -> bool:
+    """Whether a path from a folder is that of a hidden file, or of one in a hidden folder.
+
+    A Mac writes such a file beside each one on a disk of another system: ``._clip.mp4``.
+    """
+    return "/." in f"/{path}"
 
 
 def _natural_order(path: str) -> list[list[tuple[int, int, str]]]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from qwenvl.failure import beginning, counted, visible
+from qwenvl.inspection.clips import is_hidden
 from qwenvl.inspection.steps import Steps
 
 SHOWN = 10  # lines of a list
@@ -124,7 +125,7 @@ def not_taken(root: Path, clips: Sequence[str], ours: Iterable[Any]) -> Iterator
         if path.is_file() and known.isdisjoint([full, *full.parents]):
             others.append(path)
     names = [path.relative_to(root).as_posix() for path in others]
-    hidden = [name for name in names if "/." in f"/{name}"]
+    hidden = [name for name in names if is_hidden(name)]
     endings = Counter(Path(name).suffix.lower() or "without an ending" for name in names if name not in hidden)
     if endings:
         ordered = sorted(endings.items(), key=lambda each: (-each[1], each[0]))

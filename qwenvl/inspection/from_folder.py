@@ -39,6 +39,7 @@ from qwenvl.inspection.clips import (
     find_clips,
     folder_of_export,
     is_absolute,
+    is_hidden,
     is_read_again,
 )
 from qwenvl.inspection.convert import OWN_KEYS, write_records
@@ -58,6 +59,7 @@ from qwenvl.rewards.table import FOR_TIMELINES
 from qwenvl.timeline import timeline_in
 from qwenvl.types import Message, Record
 
+# In capitals, as prompts show them. Another letter, such as x, may be the answer itself.
 _OPTION_LETTER = re.compile(r"[(\[]?[A-H][)\].:]?")
 STEPS = "{steps}"  # the place of the list of steps in a question
 QUESTION = "The video shows an operator at work. Which of these steps does the operator perform, in order?"
@@ -361,7 +363,7 @@ def _given_labels(path: Path, clips: Sequence[str], columns: Mapping[str, str]) 
         return span_exports.Export(list(spans.table_spans(path, columns)))
     found = span_exports.Export(list(spans.folder_spans(path, clips)))
     for file in sorted(path.rglob("*")):
-        if file.suffix.lower() in span_exports.FOR_EACH_CLIP and not _is_hidden(file, path):
+        if file.suffix.lower() in span_exports.FOR_EACH_CLIP and not is_hidden(file.relative_to(path).as_posix()):
             export = span_exports.read_export(file)
             found.labelled.extend(export.labelled)
             found.other_kinds.update(export.other_kinds)
@@ -372,12 +374,8 @@ def _not_read(folder: Path) -> list[str]:
     """The files of a folder of labels that are neither label files nor clips, by their paths in it."""
     read = {spans.LABEL_FILE, *span_exports.FOR_EACH_CLIP, *VIDEO_SUFFIXES}
     files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.suffix.lower() not in read]
-    return [path.relative_to(folder).as_posix() for path in files if not _is_hidden(path, folder)]
-
-
-def _is_hidden(path: Path, folder: Path) -> bool:
-    """Whether a file of a folder, or a folder around it, is hidden, as ``._a.eaf``, which a Mac writes beside a.eaf."""
-    return "/." in f"/{path.relative_to(folder).as_posix()}"
+    names = [path.relative_to(folder).as_posix() for path in files]
+    return [name for name in names if not is_hidden(name)]
 
 
 def _reserved(columns: Mapping[str, Any], more: Collection[str] = (), in_frames: bool = True) -> str | None:
@@ -546,6 +544,7 @@ def _label_cells(
     # The table has paths as they were given to the command.
     cell = of_cell(cells.get("clip", ""))
     clip = clip_at_path(cell.replace("\\", "/"), named)
+    # A path of another machine is found by its end. One of this machine must be that of the clip itself.
     if os.path.exists(cell) and not os.path.samefile(cell, root / clip):
         raise ValueError(f"{cell!r} is another file than {str(root / clip)!r}; take the folder of that clip")
     return {"clip": clip, "answer": answer, **others}

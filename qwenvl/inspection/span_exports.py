@@ -86,6 +86,7 @@ def _task_spans(task: Mapping[str, Any], where: str) -> Iterator[LabelledSpan | 
             yield RecordError(f"{place}: expected the name of a step, got a region without a label")
         elif region["type"] == "timelinelabels":
             for span in value["ranges"]:
+                # Some exports have them as text. To cut 6.5 would move the span without a word.
                 if float(span["start"]) % 1 or float(span["end"]) % 1:
                     yield RecordError(f"{place}: expected numbers of frames, got {span['start']} to {span['end']}")
                     continue

@@ -17,6 +17,7 @@ from qwenvl.tools.errors import ToolError, quoted
 LARGEST_INTEGER = 2**63 - 1  # what arrays and other languages hold
 _DIGITS = re.compile(r"\s*[+-]?\d{1,19}\s*", re.ASCII)
 _OF_PYTHON = {"string": str, "boolean": bool, "integer": int, "number": float, "array": list, "object": dict}
+# Types whose values in XML are read from their text, so that "null" is none of them.
 _NO_TEXTS = ("boolean", "integer", "number", "array", "object")
 
 Schema = Mapping[str, Any]

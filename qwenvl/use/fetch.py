@@ -24,7 +24,8 @@ MOST_REDIRECTS = 5
 REDIRECTS = (301, 302, 303, 307, 308)
 CONNECT_SECONDS = 10.0
 SECONDS_BETWEEN_LOOKS = 0.25  # at whether anybody waits for a connection
-# Names that are looked up at the same time. The system's resolver gives up after some ten seconds each.
+# Names that are looked up at the same time. The system's resolver gives up after some ten seconds each. Each takes a
+# thread that sleeps. One client must not have so many that it keeps out all others.
 MOST_LOOKUPS = 256
 MOST_LOOKUPS_OF_A_CLIENT = 16
 CHUNK = 2**16  # bytes of a read
@@ -308,6 +309,7 @@ def _connected(found: Addresses, until: float, allow_private: bool, is_over: thr
         except OSError as error:
             wire.close()
             failed = error
+        # A name may have many addresses that do not answer, and each takes ten seconds.
         if is_over.is_set():
             break
     raise failed or OSError("no address")
@@ -322,7 +324,7 @@ def _connect(wire: socket.socket, address: Any, until: float, is_over: threading
     wire.setblocking(False)
     status = wire.connect_ex(address)
     if status == errno.EINPROGRESS:
-        waiting = select.poll()
+        waiting = select.poll()  # `select.select` takes no descriptors above 1,023
         waiting.register(wire, select.POLLOUT)
         while not waiting.poll(1000 * SECONDS_BETWEEN_LOOKS):
             if is_over.is_set() or time.monotonic() >= until:

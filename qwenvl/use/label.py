@@ -38,7 +38,7 @@ from qwenvl.option import parse_row
 from qwenvl.rewards import build_rubric
 from qwenvl.rewards.functions.actions import action_numbers, names_in
 from qwenvl.rewards.functions.text import answer_of, normalized
-from qwenvl.rewards.kinds import CHOICE, kind_called
+from qwenvl.rewards.kinds import CHOICE, AnswerKind, kind_called
 from qwenvl.rewards.options import RewardOptions
 from qwenvl.rewards.resolve import DEFAULT_WEIGHTS
 from qwenvl.rewards.table import FOR_KINDS, FOR_TIMELINES, SHAPING, TABLE, TIMELINES, reading
@@ -250,7 +250,7 @@ class Labels:
 
     def _options(self, question: Record) -> list[list[str]]:
         """The options of a question that is answered by letters, each letter with its text. Empty: it is not."""
-        kind = kind_called(str(question.fields.get("problem_type") or ""))
+        kind = named_kind(question.fields)
         by_letter = self.reward == "multiple_choice" if kind is None else kind.name == CHOICE
         if not by_letter:
             return []
@@ -387,10 +387,15 @@ def rewards_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     answered = [row for row in rows if row.get("answer")]
     if answered and all(row["timeline"] is not None for row in answered):
         return ["--reward_funcs", "format", *FOR_TIMELINES]
-    kinds = [kind_called(str(row["record"].get("problem_type") or "")) for row in answered]
+    kinds = [named_kind(row["record"]) for row in answered]
     if answered and None not in kinds:
         return ["--reward_funcs", "format", *FOR_KINDS]
     return []
+
+
+def named_kind(fields: Mapping[str, Any]) -> AnswerKind | None:
+    """The kind of answer that the fields of a record name. None: they name none that is known."""
+    return kind_called(str(fields.get("problem_type") or ""))
 
 
 def key_of(question: Record) -> str:
@@ -463,7 +468,7 @@ def reading_of(answer: str, record: Record, reward: str | None) -> Any:
     elif reward not in TIMELINES:
         if asks_for_timeline(record) or is_timeline(answer, names_in(record.messages[-1].text)):
             reward = "timeline_iou"
-        elif kind_called(str(kind or "")) is not None:
+        elif named_kind(record.fields) is not None:
             reward = "by_problem_type"
     return reading(reward, answer, prompt, kind)
 

@@ -27,7 +27,7 @@ class RequestFolder:
 
     def __init__(self, parent: Path) -> None:
         self.path = parent / uuid.uuid4().hex
-        parent.mkdir(mode=0o700, exist_ok=True)
+        parent.mkdir(mode=0o700, exist_ok=True)  # as ``tempfile.mkdtemp`` makes it: for this user alone
         self.path.mkdir()
         self._lock = threading.Lock()
         self._workers = 0  # threads that work in it

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from qwenvl.data.errors import kind_of
+from qwenvl.data.records.choices import Choices
+from qwenvl.data.records.chosen import names_option
 from qwenvl.data.records.spans import times_in
 from qwenvl.rewards.functions.grounding import spans_in
 from qwenvl.rewards.kinds import CHOICE, NUMBER, SPAN, WORDS, YES_NO, kind_called
@@ -131,14 +133,17 @@ def _asks_for_times(question: str, *, says_seconds: bool) -> bool:
     return _ASKS_FOR_SECONDS.search(question) is not None
 
 
-def kind_in_row(row: Mapping[str, Any], answer: Any, question: str, *, has_options: bool) -> tuple[str, str]:
+def kind_in_row(row: Mapping[str, Any], answer: Any, question: str, options: Choices | None) -> tuple[str, str]:
     """The kind of an answer, and the column that names it, empty where none does."""
     if not isinstance(row.get("problem_type"), str | None):
         raise ValueError(f"problem_type: expected text, got {kind_of(row['problem_type'])}")
     said, key = _kind_said(row, answer)
-    if said and (key == "problem_type" or not has_options):
+    # Whatever a column calls the question: the letter alone would be trained on, without its options.
+    if said != CHOICE and options is not None and names_option(answer, options):
+        return CHOICE, ""
+    if said and (key == "problem_type" or options is None):
         return said, key
-    if has_options:
+    if options is not None:
         return CHOICE, ""
     return row.get("problem_type") or _kind_of_answer(answer, question), ""
 

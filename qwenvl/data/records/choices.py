@@ -26,12 +26,13 @@ OPTION_COLUMN = re.compile(
     rf"(?:option|choice|candidate|opt|answer|ans)[ _-]?(\d{{1,2}}|[{COLUMN_LETTERS}])|a(\d{{1,2}})", re.IGNORECASE
 )
 # Letters and numbers in front of options in notations that are not taken off: "Option B: right", "2 - up".
+_BEFORE_NAME = r"\W*(?:(?:option|choice|answer)\W+)?"
 _ANY_NAME = re.compile(
-    r"\W*(?:(?:option|choice|answer)\W+)?(?:([A-Z])\W|([0-9]{1,2})\s*[-\u2010-\u2015\uff1a]\s)", re.IGNORECASE
+    rf"{_BEFORE_NAME}(?:([A-Z])\W|([0-9]{{1,2}})\s*[-\u2010-\u2015\uff1a]\s)", re.IGNORECASE
 )
 # A letter with a sign, and not "C major": （B）, B、, B - and **B.** in front of a text.
 _SIGN = r"(?:[)\].:>*\uff1a\uff0e\uff09\u3001\u3002\u3011]|[-\u2010-\u2015]\s)"
-_NAME_AND_SIGN = re.compile(rf"\W*(?:(?:option|choice|answer)\W+)?([A-Z])\s*{_SIGN}", re.IGNORECASE)
+_NAME_AND_SIGN = re.compile(rf"{_BEFORE_NAME}([A-Z])\s*{_SIGN}", re.IGNORECASE)
 # Keys of an object that is one option, in the order in which they are looked for.
 _OPTION_TEXTS = ("choice", "option", "text", "content", "value")
 # Keys of the letter or number by which it is called. The text of an option may be a letter too, where it has no other.
@@ -178,6 +179,7 @@ def _without_names(texts: list[str], key: str) -> Choices:
     named = [_ANY_NAME.match(text) for text in texts]
     in_front = [(found[1] or found[2]).upper() for found in named if found]
     is_shuffled = len(in_front) == len(texts) and in_front != sorted(in_front) and _are_names(in_front)
+    # As for the letters above: of （B） and （C） one was taken out, and the answer B may mean the first or the second.
     signed = [found[1].upper() for found in map(_NAME_AND_SIGN.match, texts) if found]
     are_near = len(set(signed)) == len(texts) > 1 and set(signed) <= set(near_to_a)
     has_gaps = are_near and signed != list(LETTERS[: len(signed)])

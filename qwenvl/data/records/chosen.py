@@ -24,8 +24,9 @@ def names_option(answer: Any, options: Choices) -> bool:
     """Whether an answer is the letter of an option, or its letter and text.
 
     Example:
-        >>> [names_option(answer, options_of(["left", "right"])) for answer in ("b", "B. right", "right", "C")]
-        [True, True, False, False]
+        >>> hands = Choices({"A": "left", "B": "right"})
+        >>> names_option("b", hands), names_option("B. right", hands), names_option("right", hands)
+        (True, True, False)
     """
     return isinstance(answer, str) and bool(answer.strip()) and _letter_of(answer.strip(), options.texts) is not None
 

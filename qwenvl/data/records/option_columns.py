@@ -49,7 +49,7 @@ def _columns_of_letters(row: Mapping[str, Any]) -> tuple[Choices, tuple[str, ...
     """Options in the columns A, B, ... or a, b, ..."""
     letters = COLUMN_LETTERS
     small = COLUMN_LETTERS.lower()
-    # Two of them: an empty cell between others is no key of the row, and is told below.
+    # Any two of them, and not a and b: empty cells are no keys of a row, and `options_of` names one between others.
     if len(row.keys() & set(small)) > 1 and _names_an_option(row, small):
         letters = small
     texts = [option_text(row.get(letter)) for letter in letters]

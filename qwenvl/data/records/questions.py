@@ -19,7 +19,7 @@ from qwenvl.data.records.answer_kinds import (
     yes_or_no,
 )
 from qwenvl.data.records.choices import OPTION_KEYS, Choices, options_of, whole_number
-from qwenvl.data.records.chosen import bare, chosen, has_text, is_letter, names_option
+from qwenvl.data.records.chosen import bare, chosen, has_text, is_letter
 from qwenvl.data.records.keys import Medium, is_empty, media_key
 from qwenvl.data.records.option_columns import option_columns, options_in
 from qwenvl.data.records.spans import spans_text, times_in
@@ -95,9 +95,7 @@ def question_row(
 
     said_by = ""  # the column that says the kind
     if kind is None:
-        kind, said_by = kind_in_row(row, given, prompt, has_options=options is not None)
-        if kind != CHOICE and options is not None and names_option(given, options):
-            kind, said_by = CHOICE, ""  # whatever `problem_type` calls the question
+        kind, said_by = kind_in_row(row, given, prompt, options)
     choices = options if kind == CHOICE else None
     if choices is not None and of_row is not None:
         prompt = _with_options(prompt, choices)
@@ -110,6 +108,7 @@ def question_row(
             made.hints += _hints_about_an_order(prompt)
     else:
         solution = _written(given, answer, kind, row.get("duration"), made)
+    # They are in columns that the record leaves out. Those in the question's own text are shown with it.
     if of_row is not None and choices is None:
         message = f"has options, which are not shown: the answer is read as {kind}, and is none of their letters"
         made.hints.append(Hint("options that are not shown", message))
