@@ -17,7 +17,7 @@ from qwenvl.evaluate.results import MANY_UNREAD
 from qwenvl.evaluate.timelines import MEASURES, procedure_lines, step_text
 from qwenvl.failure import counted
 from qwenvl.rewards.table import SHAPING, TABLE
-from qwenvl.run_log.evaluation_numbers import interval_text, silent_models
+from qwenvl.run_log.evaluation_numbers import compared_records, interval_text, silent_models
 from qwenvl.run_log.health import CUT_OFF_SHARE
 from qwenvl.run_log.log import AS_IT_IS, NUMBERS, SAMPLES
 
@@ -50,7 +50,7 @@ def table(found: dict[str, Any], folder: str | os.PathLike[str]) -> str:
         procedure,
         _differences(found),
         _trained_otherwise(found),
-        left_out_lines(list(errors.values()), NUMBERS),
+        left_out_lines(list(errors.values()), NUMBERS, everywhere=_left_out_everywhere(found, len(errors))),
     ]
     texts = ["\n".join(part) for part in parts]
     text = "\n\n".join(each for each in texts if each)
@@ -59,11 +59,23 @@ def table(found: dict[str, Any], folder: str | os.PathLike[str]) -> str:
     return f"{text}\n\nwritten to {written}: {NUMBERS}, {SAMPLES}\nits page:\n  {page}"
 
 
-def left_out_lines(errors: Sequence[str], lists_all: str) -> list[str]:
-    """The number of records that were left out, and the errors of the first three. Empty where there are none."""
+def _left_out_everywhere(found: dict[str, Any], records: int) -> bool:
+    """Whether the records that were left out have no completion of any model under any control."""
+    return len(found["left_out"]) == records * len(found["models"]) * len(found["controls"])
+
+
+def left_out_lines(errors: Sequence[str], lists_all: str, everywhere: bool = True) -> list[str]:
+    """The number of records that were left out, and the errors of the first three. Empty where there are none.
+
+    Args:
+        errors: one for each record.
+        lists_all: the file or the flag that shows all of them.
+        everywhere: no number counts any of them. False: the numbers of some models or controls may.
+    """
     if not errors:
         return []
-    lines = [f"left out: {counted(len(errors), 'record')}, which no number above counts"]
+    by = "which no number above counts" if everywhere else "which not all numbers above count"
+    lines = [f"left out: {counted(len(errors), 'record')}, {by}"]
     lines += [f"  {error}" for error in errors[:SHOWN]]
     if len(errors) > SHOWN:
         lines.append(f"  ... and {len(errors) - SHOWN:,} more ({lists_all} lists all)")
@@ -266,9 +278,10 @@ def _differences(found: dict[str, Any]) -> Iterator[str]:
         both_silent = each["before"] in silent and each["after"] in silent
         if both_silent or each["control"] != AS_IT_IS or by not in each["scores"]:
             continue
+        records = compared_records(each)
         yield (
             f"{each['after']} - {each['before']}: {by} {interval_text(each['scores'][by], signed=True)}, on the same "
-            f"{each['records']:,} records: better on {each['better']:,}, equal on {each['equal']:,}, worse on "
+            f"{records:,} records: better on {each['better']:,}, equal on {each['equal']:,}, worse on "
             f"{each['worse']:,}."
         )
 

@@ -18,6 +18,16 @@ def says_nothing(row: Mapping[str, Any], by: str) -> bool:
     return row["no_answer"]["mean"] == 1.0 and (score is None or score["mean"] == 0)
 
 
+def compared_records(difference: Mapping[str, Any]) -> int:
+    """The number of records on which two models are compared: those with the score that decides for both.
+
+    Args:
+        difference: a row of ``differences`` of ``evaluation.json``.
+    """
+    count: int = difference["better"] + difference["equal"] + difference["worse"]
+    return count
+
+
 def silent_models(evaluation: Mapping[str, Any]) -> list[str]:
     """The models whose completions have no answer at all: no control and no comparison says anything about them."""
     by = evaluation["protocol"]["passes"]["by"]

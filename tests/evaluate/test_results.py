@@ -189,8 +189,10 @@ def test_the_table_shows_scores_drops_differences_and_warnings(tmp_path):
     results = results_of(rows, ["base", "sop"], ["none", "blank"], "accuracy", 1.0)
     trained = {"base": (), "sop": (("video_max_frames", 16, 8),)}
     facts = [{"name": name, "trained_otherwise": otherwise} for name, otherwise in trained.items()]
-    left_out = [{"doc_id": 9, "control": each, "error": "d[9] (id x): no file"} for each in ("none", "blank")]
-    text = table({**results, "protocol": PROTOCOL, "models": facts, "left_out": left_out}, tmp_path)
+    controls = ["none", "blank"]
+    left_out = [{"doc_id": 9, "error": "d[9] (id x): no file"}] * len(trained) * len(controls)
+    found = {**results, "protocol": PROTOCOL, "models": facts, "controls": controls, "left_out": left_out}
+    text = table(found, tmp_path)
     lines = text.splitlines()
     assert lines[0] == "held: 4 of 9 records, 2 completions at temperature 0.7 of each."
     assert "drawn over 4 groups of records (clips and images)" in lines[1]
@@ -204,6 +206,8 @@ def test_the_table_shows_scores_drops_differences_and_warnings(tmp_path):
     assert "sop - base: accuracy +0.500 [+0.500, +0.500], on the same 4 records: better on 4, equal on 0" in text
     assert "sop: was trained with --video_max_frames 16, and is evaluated with 8" in text
     assert "left out: 1 record, which no number above counts\n  d[9] (id x): no file" in text
+    partly = table(found | {"left_out": left_out[:1]}, tmp_path)
+    assert "left out: 1 record, which not all numbers above count\n" in partly
     assert max(map(len, lines)) < 150
 
 
@@ -217,7 +221,8 @@ def test_nothing_is_concluded_from_models_without_an_answer(tmp_path):
     ]
     results = results_of(rows, ["base", "sop"], ["none", "blank"], "accuracy", 1.0)
     facts = [{"name": name, "trained_otherwise": ()} for name in ("base", "sop")]
-    text = table({**results, "protocol": PROTOCOL, "models": facts, "left_out": []}, tmp_path)
+    found = {**results, "protocol": PROTOCOL, "models": facts, "controls": ["none", "blank"], "left_out": []}
+    text = table(found, tmp_path)
     for name in ("base", "sop"):
         assert f"{name}: no completion has an answer" in text
     assert "Does it look?" not in text and "drop" not in text and "sop - base" not in text
@@ -227,7 +232,7 @@ def test_looks_have_a_table(tmp_path):
     rows = [row for n in range(2) for row in scored(n, [1.0, 0.0], "sop")]
     rows = [replace(row, turns=LOOKED, evidence=((12.0, 18.0),)) for row in rows]
     results = results_of(rows, ["sop"], ["none"], "accuracy", 1.0)
-    text = table({**results, "protocol": PROTOCOL, "models": [], "left_out": []}, tmp_path)
+    text = table({**results, "protocol": PROTOCOL, "models": [], "controls": ["none"], "left_out": []}, tmp_path)
     line = next(each for each in text.splitlines() if "100.0%" in each)
     assert re.split(r"\s{3,}", line) == [
         *("sop", "100.0%", "1.00", "0.500 [0.500, 0.500]", "-", "0.500 [0.500, 0.500]", "0.0%")

@@ -80,7 +80,8 @@ def evaluation(rows, **changes):
     decoding = {"method": "greedy", "samples": 1, "max_new_tokens": 64}
     protocol = {"data": data, "decoding": decoding, "passes": {"by": "segment_f1", "at": 1.0}}
     models = [{"name": "base", "trained_otherwise": []}]
-    return {**found, "protocol": protocol, "models": models, "left_out": [], "procedure": None, **changes}
+    known = {"protocol": protocol, "models": models, "controls": ["none", "blank"], "left_out": []}
+    return {**found, **known, "procedure": None, **changes}
 
 
 def test_the_table_shows_measures_steps_and_confusions():

@@ -134,6 +134,9 @@ def test_the_headline_puts_the_differences_into_words():
         "tuned answers better than base: accuracy +0.125 [+0.025, +0.225] on the same 3 records.",
         "tuned uses what it is shown: with grey frames accuracy changes by -0.250 [-0.350, -0.150].",
     ]
+    with_score = facts()
+    with_score["differences"][0]["equal"] = 0  # the score that decides has no value for the third record
+    assert next(headline(with_score)).endswith("on the same 2 records.")
     unclear = facts() | {"drops": []}
     unclear["differences"][0]["scores"] = scores(0.05)["scores"]
     assert list(headline(unclear)) == [

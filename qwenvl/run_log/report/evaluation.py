@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from qwenvl.run_log.evaluation_numbers import interval_text, signed_number, silent_models
+from qwenvl.run_log.evaluation_numbers import compared_records, interval_text, signed_number, silent_models
 from qwenvl.run_log.log import AS_IT_IS, EvaluationSample, read_evaluation, read_samples
 from qwenvl.run_log.report.page_data import PageData, as_json
 from qwenvl.run_log.report.pages import (
@@ -114,7 +114,7 @@ def headline(facts: Mapping[str, Any]) -> Iterator[str]:
         if row["control"] == AS_IT_IS and by in row["scores"] and not both_silent:
             score = row["scores"][by]
             compared = _compared(row["after"], row["before"], score)
-            yield f"{compared}: {by} {_signed(score)} on the same {row['records']:,} records."
+            yield f"{compared}: {by} {_signed(score)} on the same {compared_records(row):,} records."
     if last in silent:
         return
     drops = [row for row in facts["drops"] if row["model"] == last and by in row["scores"]]

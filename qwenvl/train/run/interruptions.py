@@ -107,6 +107,11 @@ class StopOnSignal(TrainerCallback):
         if state.global_step:
             self._end_if_signalled(state, control)
 
+    def on_save(self, args, state, control, **kwargs):
+        """And here, so that a signal during a save neither waits for another step nor is forgotten after the last."""
+        self._end_if_signalled(state, control)
+        control.should_save = False  # it is saved
+
     def message(self) -> str:
         """The signal, the checkpoint, and how to resume, in a line."""
         folder = f"{self._args.output_dir}/checkpoint-{self.step}"

@@ -19,6 +19,13 @@ COMMAND = Path(__file__).resolve().parents[3] / "qwenvl" / "train" / "train_grpo
 SETTINGS = "--dataset_use=example --generation_max_length=2 --grpo_sample_size=2 --use_cpu=True --save_strategy=no"
 
 
+class SignalOnSave(TrainerCallback):
+    """Sends this process SIGTERM while a checkpoint is saved."""
+
+    def on_save(self, args, state, control, **kwargs):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
 class Signals(TrainerCallback):
     """Sends this process a signal when a step begins."""
 
@@ -49,6 +56,20 @@ def test_a_signal_saves_and_the_resumed_run_is_the_same(make_trainer, tmp_path, 
     weights = dict(resumed.model.named_parameters())
     for each, parameter in whole.model.named_parameters():
         assert torch.equal(parameter, weights[each]), each
+
+
+@pytest.mark.parametrize("last_step", [1, 2])
+def test_a_signal_while_a_checkpoint_is_saved_ends_the_run_with_it(make_trainer, tmp_path, capfd, last_step):
+    """Also after the last step, where no other step hears of the signal."""
+    settings = {"max_steps": last_step, "save_strategy": "steps", "save_steps": 1, "output_dir": str(tmp_path)}
+    with pytest.raises(SystemExit) as ended:
+        make_trainer(callbacks=[SignalOnSave()], **settings).train()
+    assert ended.value.code == 0
+    assert f"stopped by SIGTERM after step 1, saved as {tmp_path}/checkpoint-1: --resume auto" in capfd.readouterr().err
+    assert "finished" not in read_config(tmp_path)
+    resumed = make_trainer(resume="auto", **settings)
+    resumed.train()
+    assert resumed.state.global_step == last_step
 
 
 def test_a_signal_to_one_process_ends_them_all(tiny_checkpoint, tmp_path):
