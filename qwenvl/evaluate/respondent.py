@@ -25,7 +25,7 @@ from qwenvl.model.loading import load_processor
 from qwenvl.model.saved_adapter import with_adapter
 from qwenvl.model.weight_files import base_of_adapter
 from qwenvl.rewards import Rubric
-from qwenvl.rewards.table import BY_FLAG, SHAPING, TABLE
+from qwenvl.rewards.table import BY_FLAG, SHAPING
 from qwenvl.rollout.engine import EngineWithWeights, SamplingParams
 from qwenvl.step.answer import Answer, in_budget
 from qwenvl.step.assemble import loaded_model
@@ -197,9 +197,9 @@ def pass_reward(rubric: Rubric, options: PassOptions) -> str:
     pass_by = options.pass_by or judges[0]
     if pass_by not in names:
         raise ValueError(f"--pass_by {pass_by}: no such reward here; there are {', '.join(names)}")
-    if pass_by in TABLE and pass_by not in SHAPING:
-        low = TABLE[pass_by].low
-        high = TABLE[pass_by].high
+    value_range = next((each.value_range for each in rubric.functions if each.name == pass_by), None)
+    if value_range is not None and pass_by not in SHAPING:
+        low, high = value_range
         if not low < options.pass_at <= high:
             raise ValueError(f"--pass_at {options.pass_at:g}: expected above {low:g} and at most {high:g} of {pass_by}")
     return pass_by

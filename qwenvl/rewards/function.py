@@ -65,12 +65,14 @@ class RewardFunction:
         call: ``f(completions, **columns) -> list[float | None]``, plain or async.
         check: ``check(solution, fields)`` says why a record cannot be scored, or None. It is called when data is read.
         arguments: further keyword arguments of each call.
+        value_range: the smallest and the largest value. None: not known.
     """
 
     name: str
     call: Callable[..., Any]
     check: Callable[[str, Mapping[str, Any]], str | None] | None = None
     arguments: Mapping[str, Any] = field(default_factory=dict)
+    value_range: tuple[float, float] | None = None
 
     @property
     def is_async(self) -> bool:
@@ -79,8 +81,19 @@ class RewardFunction:
 
     @property
     def reads_solution(self) -> bool:
-        """Whether its signature names ``solution``. One that takes all columns does without."""
+        """Whether it needs a solution: its signature names ``solution``, unless the object says otherwise itself."""
+        own = getattr(self.call, "reads_solution", None)
+        if own is not None:
+            return bool(own)
         return "solution" in inspect.signature(self.call).parameters
+
+    def close(self) -> None:
+        """End the processes that it has, and those of the functions that it builds on."""
+        for each in self.arguments.values():
+            if isinstance(each, RewardFunction):
+                each.close()
+        if end := getattr(self.call, "close", None):
+            end()
 
 
 @dataclass(frozen=True)
@@ -312,12 +325,6 @@ def _texts_in(call: Callable[..., Any]) -> Iterator[str]:
                 yield constant
             elif isinstance(constant, CodeType):
                 codes.append(constant)
-
-
-def call_plain(function: RewardFunction, completions: list[str], columns: Mapping[str, Any]) -> Any:
-    """Call a function that is not async with the columns that it takes, for a reward that builds on another one."""
-    positional, keywords = arguments(function, completions, columns)
-    return function.call(*positional, **keywords, **function.arguments)
 
 
 # ---- what functions are called with: completions, columns of records, the signatures of TRL and verl

@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from qwenvl.option import nearest, parse_row
+from qwenvl.own_code import described
 from qwenvl.rewards.function import RewardError, RewardFunction, adapt_verl, bound_arguments
 from qwenvl.rewards.functions.models import RewardModel
 from qwenvl.rewards.options import OnError, RewardOptions
@@ -164,6 +165,8 @@ def resolve(
     name = name or getattr(value, "reward_name", None) or getattr(value, "__name__", None) or type(value).__name__
     bound = bound_arguments(name, value, given, settings, partial(resolve, settings=settings, plugins=plugins))
     bound |= of_partial
+    if entry and entry.problem and (problem := entry.problem(**_named_by(entry.problem, bound))):
+        raise RewardError(f"reward {name!r}: {problem}")
     arguments = bound
     if inspect.isclass(value):
         try:
@@ -175,7 +178,8 @@ def resolve(
     if not callable(value):
         raise RewardError(f"reward {name!r}: expected a function f(completions, **columns), got {type(value).__name__}")
     check = _check((entry and entry.check) or getattr(value, "check", None), bound)
-    return RewardFunction(name, value, check, arguments)
+    value_range = (entry.low, entry.high) if entry else None
+    return RewardFunction(name, value, check, arguments, getattr(value, "value_range", value_range))
 
 
 def _no_such(name: str, names: Sequence[str]) -> str:
@@ -192,8 +196,14 @@ def _check(check: Callable[..., str | None] | None, bound: Mapping[str, Any]) ->
     """The check of records with the arguments that it takes. Without one, that of the reward which is an argument."""
     if check is None:
         return next((each.check for each in bound.values() if isinstance(each, RewardFunction)), None)
-    own = {name: value for name, value in bound.items() if name in inspect.signature(check).parameters}
+    own = _named_by(check, bound)
     return partial(check, **own) if own else check
+
+
+def _named_by(function: Callable[..., Any], bound: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of some arguments that a function has parameters for."""
+    parameters = inspect.signature(function).parameters
+    return {name: value for name, value in bound.items() if name in parameters}
 
 
 def _plugin_functions(files: Sequence[str]) -> dict[str, Any]:
@@ -221,8 +231,12 @@ def _imported(path: str) -> tuple[str, Any]:
     module_name, _, attribute = path.removeprefix("verl:").rpartition(":")
     try:
         module = load_file(module_name) if module_name.endswith(".py") else import_module(module_name)
+    except RewardError:
+        raise
     except ImportError as error:
         raise RewardError(f"reward {path!r}: cannot import {module_name}: {error}") from error
+    except (Exception, SystemExit) as error:  # the module's own code, or a name that is none of a module
+        raise RewardError(f"reward {path!r}: cannot import {module_name}: {described(error)}") from error
     if not hasattr(module, attribute):
         callables = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
         raise RewardError(f"reward {path!r}: {module_name} has no {attribute!r}: {nearest(attribute, callables)}")

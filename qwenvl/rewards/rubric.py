@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from qwenvl.failure import text_of
-from qwenvl.own_code import ends_forks, raised_at
+from qwenvl.own_code import ends_forks
 from qwenvl.rewards.calls import AsyncCalls, Settings
 from qwenvl.rewards.function import (
     RESERVED,
@@ -28,6 +27,7 @@ from qwenvl.rewards.function import (
     required_columns,
 )
 from qwenvl.rewards.options import OnError
+from qwenvl.rewards.values import as_number, one_per_row
 from qwenvl.types import Record, RewardBatch
 
 logger = logging.getLogger(__name__)
@@ -40,7 +40,6 @@ SKIP_LIMIT = 0.05
 SKIP_WINDOW = 1000
 SKIP_LEAST = 100
 _PLAIN = frozenset((str, bytes, int, float, complex, bool, type(None)))
-LARGEST = 1e30  # a weighted sum of several such values is finite in float32
 
 NO_SOLUTION = "expected a `solution`, `reward_model.ground_truth`, or a last assistant turn that holds it"
 TAKEN = ("total", "std", "max", "temporal_contrast", "passes")
@@ -73,11 +72,13 @@ class _Call:
     Attributes:
         rows: that it scores.
         result: waits for its values, or makes the call.
+        logged: what it has logged so far: name and value.
     """
 
     function: RewardFunction
     rows: Sequence[int]
     result: Callable[[], Any]
+    logged: list[tuple[str, float]]
 
 
 class Rubric:
@@ -237,8 +238,7 @@ class Rubric:
             self._async_calls.close()
             self._async_calls = None
         for function in self.functions:
-            if close := getattr(function.call, "close", None):
-                close()
+            function.close()
 
     def _run(
         self, completions: Sequence[str], columns: Mapping[str, list[Any]], trainer_state: Any
@@ -269,7 +269,7 @@ class Rubric:
         for call in calls:
             name = call.function.name
             for row, value in zip(call.rows, self._values_of(call, given), strict=True):
-                components[name][row], problem = _as_number(value)
+                components[name][row], problem = as_number(value)
                 if problem:
                     failed[name][row] = True
                     self._leave_out(name, f"{record_name(columns, row)}: {problem}{_shown(given.texts[row])}", value)
@@ -284,10 +284,12 @@ class Rubric:
         The function gets copies, so that it changes nothing that others see.
         """
 
+        logged: list[tuple[str, float]] = []
+
         def log(name: str, value: Any) -> None:
             # The log has the count of failed rows as `skipped`.
             shown = "own_skipped" if name == "skipped" else name
-            given.logged[f"reward/{function.name}/{shown}"].append(float(value))
+            logged.append((f"reward/{function.name}/{shown}", float(value)))
 
         shared = {"trainer_state": _copied_state(given.trainer_state, with_rows=False), "log_metric": log}
         own_texts: list[str] = [given.texts[row] for row in rows]
@@ -298,10 +300,10 @@ class Rubric:
         keywords = {name: each if name in shared else private_copy(each) for name, each in keywords.items()}
         bound = partial(function.call, *private_copy(positional), **keywords, **function.arguments)
         if not function.is_async:
-            return _Call(function, rows, result=bound)
+            return _Call(function, rows, bound, logged)
         if self._async_calls is None:
             self._async_calls = AsyncCalls()
-        return _Call(function, rows, result=self._async_calls.start(function.name, bound))
+        return _Call(function, rows, self._async_calls.start(function.name, bound), logged)
 
     def _values_of(self, call: _Call, given: _Given) -> list[Any]:
         """The values of a call, one for each of its rows.
@@ -311,8 +313,12 @@ class Rubric:
         """
         try:
             with ends_forks():
-                values = call.result()
-            return _one_per_row(call.function.name, len(call.rows), values)
+                returned = call.result()
+            values = one_per_row(call.function.name, len(call.rows), returned)
+            # Only now: a call that fails is made again, row by row, and logs again.
+            for name, value in call.logged:
+                given.logged[name].append(value)
+            return values
         except (RewardError, KeyboardInterrupt):  # in this thread the latter is Ctrl-C
             raise
         except BaseException as error:
@@ -348,36 +354,6 @@ class Rubric:
 
 def _shown(completion: str) -> str:
     return f"\n  completion: {completion[:2000]!r}"
-
-
-def _as_number(value: Any) -> tuple[float | None, str | None]:
-    """A reward as a float or None, and what is wrong with it."""
-    if value is None:
-        return None, None
-    if isinstance(value, (Unfinished, Undecided)):
-        return None, text_of(value)
-    if isinstance(value, BaseException):
-        return None, f"{type(value).__name__}: {text_of(value)}{raised_at(value)}"
-    try:
-        number = math.nan if isinstance(value, (str, bytes)) else float(value)
-    except Exception:  # other objects, arrays of several numbers, integers beyond all floats
-        number = math.nan
-    if not abs(number) <= LARGEST:  # NaN neither
-        got = f"{number:g}" if isinstance(value, float) else f"a value of type {type(value).__name__}"
-        return None, f"expected a number between -{LARGEST:g} and {LARGEST:g}, or None, got {got}"
-    return number, None
-
-
-def _one_per_row(name: str, rows: int, values: Any) -> list[Any]:
-    if hasattr(values, "tolist"):
-        values = values.tolist()
-    if isinstance(values, (list, tuple)) and len(values) == rows:
-        return list(values)
-    got = f"{len(values)} values" if isinstance(values, (list, tuple)) else type(values).__name__
-    raise RewardError(
-        f'reward "{name}": expected a list of {rows} values, one per completion '
-        f"(a number, or None where it does not apply), got {got}"
-    )
 
 
 def private_copy(value: Any) -> Any:

@@ -97,6 +97,7 @@ class Entry:
             so that its value does not tell right answers from wrong ones.
         reads: from an answer and its prompt to the part that is compared, or None where there is none. Equal parts are
             the same to the function. None: it compares normalized texts.
+        problem: from those arguments that it names to the reason why they do not go together, or None.
     """
 
     made_of: Callable[..., Any]
@@ -106,6 +107,7 @@ class Entry:
     remote: bool = False
     judges: Literal["answer", "timeline", "form"] = "answer"
     reads: Callable[[str, Any], Any] | None = None
+    problem: Callable[..., str | None] | None = None
 
     @property
     def rule(self) -> str:
@@ -180,8 +182,8 @@ TABLE: dict[str, Entry] = {
     "countdown": Entry(answers.countdown, 0, 1, answers.check_countdown),
     "cosine": _form(shaping.cosine, -0.5, 1),
     "repetition": _form(shaping.repetition, -1, 0),
-    "soft_overlong": _form(shaping.soft_overlong, -1, 0),
-    "length_window": _form(shaping.length_window, 0, 0.2),
+    "soft_overlong": _form(shaping.soft_overlong, -1, 0, problem=shaping.overlong_problem),
+    "length_window": _form(shaping.length_window, 0, 0.2, problem=shaping.window_problem),
     "multiple_choice": Entry(choices.multiple_choice, 0, 1, choices.check_letters, reads=_letters),
     "yes_no": Entry(answers.yes_no, 0, 1, answers.check_yes_no, reads=_yes_or_no),
     "exact_match": Entry(answers.exact_match, 0, 1, answers.check_text),
@@ -190,7 +192,9 @@ TABLE: dict[str, Entry] = {
     "ocr": Entry(answers.ocr, 0, 1, answers.check_text),
     "rouge": Entry(answers.rouge, 0, 1, answers.check_text),
     "temporal_iou": Entry(grounding.temporal_iou, 0, 1, grounding.check_spans, reads=_seconds),
-    "segment_f1": _timeline(timelines.segment_f1, 0, 1, timelines.check_timeline),
+    "segment_f1": _timeline(
+        timelines.segment_f1, 0, 1, timelines.check_timeline, problem=timelines.thresholds_problem
+    ),
     "edit_score": _timeline(timelines.edit_score, 0, 1, timelines.check_timeline),
     "frame_accuracy": _timeline(timelines.frame_accuracy, 0, 1, timelines.check_frames),
     "step_order": _timeline(timelines.step_order, 0, 1, timelines.check_timeline),

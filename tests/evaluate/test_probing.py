@@ -9,10 +9,12 @@ import pytest
 
 from qwenvl.config.command_line import parse_args
 from qwenvl.evaluate.answers import Answers
+from qwenvl.evaluate.options import PassOptions
 from qwenvl.evaluate.probe_numbers import LooksWorth, ProbeNumbers, ProbeQuestion, numbers_of, worth_of_looks
 from qwenvl.evaluate.probe_verdict import next_command, verdict
 from qwenvl.evaluate.requests import probe_request
-from qwenvl.rewards import RewardError
+from qwenvl.evaluate.respondent import pass_reward
+from qwenvl.rewards import RewardError, build_rubric
 from qwenvl.rewards.options import RewardOptions
 from qwenvl.rollout.options import GenerationOptions
 from qwenvl.run_log.health import Finding
@@ -235,3 +237,21 @@ def test_the_next_command_is_understood(finding, argv, base, command, tmp_path, 
     if words[1] == "train":
         trained = parse_args(words[2:])
         assert (trained.dataset_use, trained.seed) == (request.config.dataset_use, request.config.seed)
+
+
+@pytest.mark.parametrize(
+    ("reward", "low", "high"),
+    [
+        ("accuracy", 0, 1),
+        ("judge(base_url='http://localhost:1', model='m', choices='1 2 3 4 5', correct=5, wrong=1)", 0, 5),
+        ("judge(base_url='http://localhost:1', model='m', correct=0.5, bad_format=-1)", -1, 0.5),
+        ("caption_answers(base_url='http://localhost:1', model='m', correctness_func='box_giou')", -1, 1),
+    ],
+)
+def test_a_completion_passes_at_a_value_that_some_completions_reach_and_not_all(reward, low, high):
+    """By the values that the reward has with its arguments."""
+    rubric = build_rubric(reward)
+    assert pass_reward(rubric, PassOptions(pass_at=high)) == rubric.names[0]
+    for pass_at in (low, high + 0.5):
+        with pytest.raises(ValueError, match=f"expected above {low:g} and at most {high:g} of {rubric.names[0]}"):
+            pass_reward(rubric, PassOptions(pass_at=pass_at))

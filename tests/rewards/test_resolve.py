@@ -171,6 +171,9 @@ def test_files_without_a_usable_reward_are_refused_with_the_reason(plugin, tmp_p
     files |= {"clash": PLUGIN.replace('"short"', '"accuracy"'), "twin": PLUGIN}
     for name, text in (files | {"needy": "class Needy:\n    def __init__(self, x):\n        pass\n"}).items():
         (tmp_path / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "broken_module.py").write_text("1 / 0\n")
+    (tmp_path / "unwritten_module.py").write_text("def f(:\n")
     for funcs, plugins, message in (
         (["short"], ["bare.py"], r'no function is marked with @reward\("name"\)'),
         (["short"], ["broken.py"], "ZeroDivisionError while it was loaded"),
@@ -184,6 +187,10 @@ def test_files_without_a_usable_reward_are_refused_with_the_reason(plugin, tmp_p
         ([f"{plugin}:not_a_function"], [], "expected a function"),
         (["needy.py:Needy"], [], "cannot be made without arguments"),
         (["no.such.module:f"], [], "cannot import no.such.module"),
+        (["broken_module:f"], [], "cannot import broken_module: ZeroDivisionError"),
+        (["unwritten_module:f"], [], "cannot import unwritten_module: SyntaxError"),
+        ([".relative:f"], [], "cannot import .relative: TypeError"),
+        ([":f"], [], "cannot import : ValueError: Empty module name"),
     ):
         with pytest.raises(RewardError, match=message):
             build_rubric(funcs, external_plugins=plugins)
@@ -267,6 +274,10 @@ def test_a_column_never_replaces_a_declared_argument():
         ("cosine(max_len='9')", "reward 'cosine': max_len must be an integer, got '9'"),
         ("format(response_format='answers_only')", "got 'answers_only'; did you mean answer_only"),
         ("temporal_iou(boundary=1)", "reward 'temporal_iou': boundary must be True or False, got 1"),
+        ("length_window(min=600)", "reward 'length_window': min must be at most max (512), got 600"),
+        ("soft_overlong(max_len=10, cache=20)", "reward 'soft_overlong': cache must be at most max_len (10), got 20"),
+        ("segment_f1(iou=[0.5, 2])", "reward 'segment_f1': iou must be numbers above 0 and at most 1, got [0.5, 2]"),
+        ("segment_f1(iou=[])", "reward 'segment_f1': iou must be numbers above 0 and at most 1, got []"),
         ("numeric(tolerance=1e999)", "reward 'numeric': tolerance must be a finite number, got inf"),
         ("cosine(correctness_func='acuracy')", "no reward function is named 'acuracy': did you mean accuracy"),
         (

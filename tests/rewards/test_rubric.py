@@ -2,16 +2,19 @@ import asyncio
 import copy
 import math
 import os
+import re
 import signal
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from transformers import TrainerState
 
-from qwenvl.rewards import RewardError
+from qwenvl.rewards import RewardError, build_rubric
 from qwenvl.rewards.function import RewardFunction
+from qwenvl.rewards.resolve import resolve
 from qwenvl.rewards.rubric import NO_SOLUTION, Rubric
 from qwenvl.types import Message, Record
 
@@ -148,6 +151,45 @@ def test_logged_metrics_are_averaged():
         return [0.0] * len(completions)
 
     assert rubric(counts, on_error="skip").score(["a"], {}).metrics == {"reward/counts/own_skipped": [0.5]}
+
+
+def test_rows_that_are_scored_again_one_by_one_are_logged_once():
+    def logs(completions, log_metric):
+        values = []
+        for text in completions:
+            log_metric("length", len(text))
+            values.append(1 / (text != "bad"))
+        return values
+
+    metrics = rubric(logs, on_error="skip").score(["ten " * 2 + "to", "bad", "four"], {}).metrics
+    assert metrics == {"reward/logs/length": [7.0] * 3}  # the mean of 10 and 4
+
+
+@pytest.mark.parametrize(
+    ("inner", "message"),
+    [
+        (lambda texts, **_: [math.nan for _ in texts], 'the reward "inner" that it builds on: expected a number'),
+        (lambda texts, **_: ["1" for _ in texts], 'the reward "inner" that it builds on: expected a number'),
+        (lambda texts, **_: [1.0], 'reward "inner": expected a list of 2 values, one per completion'),
+    ],
+)
+@pytest.mark.parametrize("outer", ["cosine", "length_window", "looked_and_right"])
+def test_a_reward_within_another_must_give_numbers_too(outer, inner, message):
+    """NaN is not at least 1: such an answer would count as wrong."""
+    correctness = RewardFunction("inner", inner)
+    function = replace(resolve(outer), arguments={**resolve(outer).arguments, "correctness_func": correctness})
+    with pytest.raises(RewardError, match=re.escape(message)):
+        rubric(function).score(["a", "b"], {"completion_ids": [[0], [0]]})
+
+
+def test_processes_of_a_reward_within_another_are_ended_too():
+    made = build_rubric("cosine(correctness_func='math_accuracy')")
+    columns = {"solution": ["x + 1"], "completion_ids": [[0]]}
+    made.score(["<answer>1 + x</answer>"], columns)
+    child = made.functions[0].arguments["correctness_func"].call._child
+    assert child.alive
+    made.close()
+    assert not child.alive
 
 
 def test_data_is_checked_by_the_functions_a_record_goes_to():

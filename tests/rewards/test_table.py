@@ -7,9 +7,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from qwenvl.rewards.function import call_plain
 from qwenvl.rewards.resolve import resolve
 from qwenvl.rewards.table import SHAPING, TABLE, TIMELINES
+from qwenvl.rewards.values import inner_values
 
 # A solution that each function can compare with; those not named take "(1) ...".
 SOLUTIONS = {
@@ -91,7 +91,7 @@ def functions():
 
 
 def score(functions, name, *texts):
-    return call_plain(functions[name], list(texts), columns_of(name, *texts))
+    return inner_values(functions[name], list(texts), columns_of(name, *texts))
 
 
 def columns_of(name, *texts):
@@ -128,7 +128,7 @@ def test_large_and_hostile_texts_are_scored_in_a_moment(functions, name):
     for label, text in LARGE.items():
         columns = columns_of(name, text)
         begin = time.thread_time()  # not of the clock on the wall: other processes share the machine
-        (value,) = call_plain(functions[name], [text], columns)
+        (value,) = inner_values(functions[name], [text], columns)
         seconds = time.thread_time() - begin
         assert TABLE[name].low <= value <= TABLE[name].high
         if seconds >= LONGEST_CALL:

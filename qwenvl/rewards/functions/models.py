@@ -11,9 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 from qwenvl.files import check_installed, plain_file, require
-from qwenvl.rewards.function import Argument, RewardError, RewardFunction, Undecided, Unfinished, call_plain
+from qwenvl.rewards.function import Argument, RewardError, RewardFunction, Undecided, Unfinished
 from qwenvl.rewards.functions.shaping import ACCURACY
 from qwenvl.rewards.functions.text import answer_of, solution_of
+from qwenvl.rewards.values import inner_values
 from qwenvl.run_log.log import hash_of
 
 if TYPE_CHECKING:
@@ -203,20 +204,20 @@ class _Requests:
 class JudgeReward:
     """The verdict of a judge model on the answer: ``correct``, ``wrong``, or ``bad_format``.
 
-    A completion without an answer block gets ``bad_format``. One that the function ``correctness_func`` gives 1
-    gets ``correct`` without a request. The others are requests to ``model`` at the OpenAI-compatible server
-    ``base_url``, with the key in JUDGE_API_KEY or OPENAI_API_KEY of the environment. The prompt is the file
-    ``prompt``, whose {question}, {solution} and {answer} are filled in. It must make the judge end with "VERDICT:
-    correct" or "VERDICT: wrong"; the last verdict counts. The client of the package ``openai`` repeats a failed request
-    ``retries`` times with growing pauses, where that may help. After that the row fails, and so it does where the reply
-    has more than 10 MB. A reply without a verdict or cut off at its limit, or a refusal (HTTP 400, 413, 422: the text
-    is too long, a filter stopped it), gives its row no value: it is named in the log and counted as
-    ``reward/judge/skipped``, and too many of them stop the run. The same text and frames are sent once.
-    With ``frames=8`` the judge sees at most 8 of the policy's frames of the prompt, evenly spaced, each after its time,
-    and all images. {solution} is then optional. ``choices`` are other verdicts: words from the best to the worst
+    A completion without an answer block gets ``bad_format``. One that the function ``correctness_func`` gives 1 gets
+    ``correct`` without a request, unless that function would refuse the record's solution. The others are requests to
+    ``model`` at the OpenAI-compatible server ``base_url``, with the key in JUDGE_API_KEY or OPENAI_API_KEY of the
+    environment. The prompt is the file ``prompt``, whose {question}, {solution} and {answer} are filled in. It must
+    make the judge end with "VERDICT: correct" or "VERDICT: wrong"; the last verdict counts. The client of the package
+    ``openai`` repeats a failed request ``retries`` times with growing pauses, where that may help. After that the row
+    fails, and so it does where the reply has more than 10 MB. A reply without a verdict or cut off at its limit, or a
+    refusal (HTTP 400, 413, 422: the text is too long, a filter stopped it), gives its row no value: it is named in the
+    log and counted as ``reward/judge/skipped``, and too many of them stop the run. The same text and frames are sent
+    once. With ``frames=8`` the judge sees at most 8 of the policy's frames of the prompt, evenly spaced, each after its
+    time, and all images. {solution} is then optional. ``choices`` are other verdicts: words from the best to the worst
     (``'right partly wrong'``), or whole numbers, of which the largest is the best (``'1 2 3 4 5'``). Their values are
-    evenly spaced from ``correct`` to ``wrong``, and the prompt gets a line that asks for one of them.
-    With the values 1, -1, -1 this is the reward of verifier-based recipes. Needs ``pip install 'qwenvl[judge]'``.
+    evenly spaced from ``correct`` to ``wrong``, and the prompt gets a line that asks for one of them. With the values
+    1, -1, -1 this is the reward of verifier-based recipes. Needs ``pip install 'qwenvl[judge]'``.
     """
 
     def __init__(
@@ -249,10 +250,13 @@ class JudgeReward:
         # A judge that sees the frames may do without the solution.
         if "answer" not in places or ("solution" not in places and not frames):
             raise RewardError(f"{prompt}: the judge's prompt must contain {{solution}} and {{answer}}")
+        self.reads_solution = "solution" in places
         shares = shares_of(choices or "correct wrong")
         self._values = {word: wrong + share * (correct - wrong) for word, share in shares.items()}
         self._correct = correct
         self._bad_format = bad_format
+        values = (*self._values.values(), correct, bad_format)
+        self.value_range = (min(values), max(values))
         if choices or not prompt:
             lines = " or ".join(f'"VERDICT: {word}"' for word in shares)
             order = ", from the best answers to the worst" if choices else ""
@@ -264,16 +268,39 @@ class JudgeReward:
         shown = columns.get("shown") if self._frames else [None] * len(completions)
         if shown is None:
             raise RewardError("judge(frames=...): only training and evaluation have the frames of a prompt")
-        by_rule = call_plain(self._correctness, completions, {**columns, "solution": solution, "prompts": prompts})
+        right = self._right_by_rule(completions, {**columns, "solution": solution, "prompts": prompts})
         answers = [answer_of(text) for text in completions]
         texts: list[str | None] = []  # None: decided without a request
-        for answer, rule, truth, prompt in zip(answers, by_rule, solution, prompts, strict=True):
-            # What the rule has no value for, or cannot decide in its time, is left to the judge.
-            is_right = rule is not None and not isinstance(rule, Unfinished) and rule >= 1
-            texts.append(None if answer is None or is_right else self._question(prompt, truth, answer))
+        for row, (answer, truth, prompt) in enumerate(zip(answers, solution, prompts, strict=True)):
+            texts.append(None if answer is None or row in right else self._question(prompt, truth, answer))
         verdicts = await self._served.answers(texts, shown, self._frames, self._value, "verdict")
         known = [self._bad_format if answer is None else self._correct for answer in answers]
         return [own if verdict is None else verdict for own, verdict in zip(known, verdicts, strict=True)]
+
+    def check(self, solution: str, fields: Mapping[str, Any]) -> None:
+        """A judge reads any solution: the check of ``correctness_func`` refuses no record here."""
+
+    def _right_by_rule(self, completions: list[str], columns: dict[str, Any]) -> set[int]:
+        """The rows that ``correctness_func`` gives 1. The others are the judge's.
+
+        So are those that the function has no value for, or cannot decide in its time, or whose solution it refuses.
+        """
+        check = self._correctness.check
+        lists = {name: values for name, values in columns.items() if isinstance(values, list)}
+        rows = []
+        for row, truth in enumerate(columns["solution"]):
+            fields = {name: values[row] for name, values in lists.items()}
+            if truth.strip() and (check is None or check(truth, fields) is None):
+                rows.append(row)
+        if not rows:
+            return set()
+        own = columns | {name: [values[row] for row in rows] for name, values in lists.items()}
+        values = inner_values(self._correctness, [completions[row] for row in rows], own)
+        right = set()
+        for row, value in zip(rows, values, strict=True):
+            if value is not None and not isinstance(value, Unfinished) and value >= 1:
+                right.add(row)
+        return right
 
     def _question(self, prompt: Any, truth: str, answer: str) -> str:
         """The judge's prompt with its places filled in, all at once: what is filled in may hold such places too."""
@@ -313,6 +340,7 @@ class CaptionReward:
         concurrency: Concurrency = 16,
     ) -> None:
         self._correctness = correctness_func
+        self.value_range = correctness_func.value_range
         self._served = ServedModel(
             "caption_answers", base_url, model, concurrency=concurrency, timeout=timeout, retries=retries
         )
@@ -332,7 +360,7 @@ class CaptionReward:
         answers = await self._served.answers(texts, none, 0, answer_of, "answer block")
         columns |= {"solution": solution, "prompts": own_prompts}
         answer_blocks = [f"<answer>{answer}</answer>" for answer in answers]
-        values = call_plain(self._correctness, answer_blocks, columns)
+        values = inner_values(self._correctness, answer_blocks, columns)
         return [own if isinstance(own, BaseException) else value for own, value in zip(answers, values, strict=True)]
 
 

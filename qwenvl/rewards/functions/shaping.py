@@ -8,13 +8,14 @@ from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 from qwenvl.characters import CJK
-from qwenvl.rewards.function import Argument, RewardFunction, Unfinished, call_plain
+from qwenvl.rewards.function import Argument, RewardFunction, Unfinished
 from qwenvl.rewards.functions.actions import accuracy, check_actions
 from qwenvl.rewards.functions.text import TAGS, first_block
 from qwenvl.rewards.options import LONGEST, ResponseFormat
+from qwenvl.rewards.values import inner_values
 from qwenvl.types import Turn
 
-ACCURACY = RewardFunction("accuracy", accuracy, check_actions)
+ACCURACY = RewardFunction("accuracy", accuracy, check_actions, value_range=(0, 1))
 READ_LIMIT = 50_000  # characters of a completion in which repetitions are looked for
 _ANY_TAG = re.compile("|".join(TAGS))
 _CJK = re.compile(f"[{CJK}]")
@@ -142,10 +143,17 @@ def soft_overlong(
 
     T is ``max_len``. DAPO, arXiv:2503.14476, equation 13.
     """
+    if problem := overlong_problem(max_len, cache):
+        raise ValueError(problem)
     fall = cache or max(1, max_len // 5)
-    if fall > max_len:
-        raise ValueError(f"cache must be at most max_len ({max_len}), got {cache}")
     return [max(-1.0, min(0.0, (max_len - fall - len(ids)) / fall)) for ids in completion_ids]
+
+
+def overlong_problem(max_len: int, cache: int | None) -> str | None:
+    """Why these arguments of ``soft_overlong`` do not go together, or None."""
+    if cache is not None and cache > max_len:
+        return f"cache must be at most max_len ({max_len}), got {cache}"
+    return None
 
 
 def length_window(
@@ -163,15 +171,19 @@ def length_window(
     It rewards thinking long enough and not too long. A completion is correct where the function ``correctness_func``
     gives 1. Where that gives None, so does this. Video-R1, arXiv:2503.21776: 0.2 for 320 to 512 tokens.
     """
-
-    if min > max:
-        raise ValueError(f"min {min} is above max {max}")
+    if problem := window_problem(min, max):
+        raise ValueError(problem)
 
     def score(correct: bool, tokens: int) -> float:
         return bonus * (correct and min <= tokens <= max)
 
     columns["completion_ids"] = completion_ids
     return by_correctness(score, [*map(len, completion_ids)], correctness_func, completions, columns)
+
+
+def window_problem(min: int, max: int) -> str | None:
+    """Why these arguments of ``length_window`` do not go together, or None."""
+    return f"min must be at most max ({max}), got {min}" if min > max else None
 
 
 def by_correctness(
@@ -190,8 +202,11 @@ def by_correctness(
 
     Returns:
         N values. Where correctness has none, what it has in its place: None, or ``Unfinished``.
+
+    Raises:
+        RewardError, ValueError: see ``inner_values``.
     """
-    values = call_plain(correctness, completions, columns)
+    values = inner_values(correctness, completions, columns)
     return [
         value if value is None or isinstance(value, Unfinished) else score(value >= 1, own)
         for value, own in zip(values, each, strict=True)

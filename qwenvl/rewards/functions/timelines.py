@@ -101,14 +101,22 @@ def segment_f1(
     one, and else a false positive (FP). Spans of the solution without a match are false negatives (FN). With
     ``iou=[0.1, 0.25, 0.5]`` the value is the mean of the three.
     """
+    if problem := thresholds_problem(iou):
+        raise ValueError(problem)
     thresholds = iou if isinstance(iou, list) else [iou]
-    if not thresholds or not all(_is_share(threshold) for threshold in thresholds):
-        raise ValueError(f"segment_f1: iou must be numbers above 0 and at most 1, got {iou!r}")
     scores = []
     for named, true in timelines(completions, solution, prompts):
         values = [f1_at(threshold, named, true) for threshold in thresholds]
         scores.append(sum(values) / len(values))
     return scores
+
+
+def thresholds_problem(iou: Any) -> str | None:
+    """Why this argument of ``segment_f1`` is no threshold or list of thresholds, or None."""
+    thresholds = iou if isinstance(iou, list) else [iou]
+    if thresholds and all(_is_share(threshold) for threshold in thresholds):
+        return None
+    return f"iou must be numbers above 0 and at most 1, got {iou!r}"
 
 
 def edit_score(

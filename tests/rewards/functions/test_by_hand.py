@@ -7,7 +7,6 @@ from decimal import Decimal
 import pytest
 from rouge_score.rouge_scorer import RougeScorer
 
-from qwenvl.rewards.function import call_plain
 from qwenvl.rewards.functions.actions import list_of
 from qwenvl.rewards.functions.answers import affirms, solves
 from qwenvl.rewards.functions.choices import letters
@@ -16,6 +15,7 @@ from qwenvl.rewards.functions.numeric import numbers_in, only_number
 from qwenvl.rewards.kinds import KINDS
 from qwenvl.rewards.resolve import resolve
 from qwenvl.rewards.table import check_problem_type
+from qwenvl.rewards.values import inner_values
 
 TWO = "[0, 0, 10, 10] [20, 20, 30, 30]"
 ROUGE = (2 / 3 + 1 / 2 + 2 / 3) / 3  # unigrams 2 of 3, bigrams 1 of 2, longest common subsequence 2 of 3
@@ -142,7 +142,7 @@ FIELDS = {"duration": 20.0, "width": 640, "height": 480}
 
 def value_of(name, answer, solution, **columns):
     text = f"<think>(9) yes 0 to 9</think><answer>{answer}</answer>"
-    [value] = call_plain(resolve(name), [text], {"solution": [solution], **{k: [v] for k, v in columns.items()}})
+    [value] = inner_values(resolve(name), [text], {"solution": [solution], **{k: [v] for k, v in columns.items()}})
     return value
 
 
@@ -152,7 +152,7 @@ def test_each_reward_gives_the_values_of_its_table(name):
     for answer, solution, value in BY_HAND[name]:
         assert value_of(name, answer, solution, problem_type=kind, **FIELDS) == pytest.approx(value), answer
     columns = {"solution": [solution], "problem_type": [kind], **{field: [each] for field, each in FIELDS.items()}}
-    [without_block] = call_plain(resolve(name), [solution.removeprefix("<answer>")], columns)
+    [without_block] = inner_values(resolve(name), [solution.removeprefix("<answer>")], columns)
     assert without_block == (-1 if name == "box_giou" else 0)
 
 
@@ -170,7 +170,7 @@ def test_signs_behind_the_items_of_a_list_are_no_part_of_their_names(sign):
     solution = f"(1) take the lid{sign} (2) put the fan{sign}"
     for answer in ("take the lid, put the fan", "take the lid; put the fan;", "(1)(2)", solution):
         columns = {"solution": [solution], "prompts": [prompt]}
-        assert call_plain(resolve("accuracy"), [f"<answer>{answer}</answer>"], columns) == [1.0], answer
+        assert inner_values(resolve("accuracy"), [f"<answer>{answer}</answer>"], columns) == [1.0], answer
 
 
 @pytest.mark.parametrize(
@@ -322,7 +322,7 @@ def test_kinds_of_problems_are_scored_row_by_row():
     ]
     kinds, solutions, texts, scores = (list(column) for column in zip(*rows, strict=True))
     columns = {"solution": solutions, "problem_type": kinds, "duration": [None] * len(rows)}
-    assert call_plain(resolve("by_problem_type"), texts, columns) == pytest.approx(scores)
+    assert inner_values(resolve("by_problem_type"), texts, columns) == pytest.approx(scores)
     with pytest.raises(ValueError, match="got 'riddle'"):
         value_of("by_problem_type", "B", "B", problem_type="riddle")
     known = check_problem_type("B", {"problem_type": "?"})
@@ -634,5 +634,5 @@ def test_countdown_accepts_only_arithmetic_with_the_given_numbers_that_reaches_t
 
 def test_countdown_reads_the_answer_block_in_full_width_forms_and_not_the_thinking():
     columns = {"nums": [[1, 2]] * 2, "target": [3, 3], "solution": [""] * 2}
-    assert call_plain(resolve("countdown"), ["<think>1 + 2</think>", "1 + 2"], columns) == [0.0, 0.0]
+    assert inner_values(resolve("countdown"), ["<think>1 + 2</think>", "1 + 2"], columns) == [0.0, 0.0]
     assert value_of("countdown", "（７－３）＊６＝２４", "", nums=[3, 6, 7], target=24) == 1.0

@@ -131,6 +131,29 @@ def test_the_judge_is_asked_where_the_rule_comes_to_no_end(ask, server):
     assert len(server.questions) == 1
 
 
+def test_solutions_that_the_rule_refuses_are_left_to_the_judge(ask, server):
+    """3,5 may be one number or two, and (1)-(3) two steps or three: a judge can read them from the question."""
+    for solution in ("3,5 Nm", "(1)-(3)"):
+        before = len(server.questions)
+        given = {"solution": solution, "correctness_func": "accuracy"}
+        assert ask(f"<answer>{solution}</answer>", "<answer>good</answer>", **given) == [0.0, 1.0]
+        assert len(server.questions) == before + 2
+        [judge] = build_rubric(row_text({"judge": {"base_url": server.url, "model": "m"}})).functions
+        assert judge.check(solution, {}) is None
+
+
+def test_a_judge_whose_prompt_has_no_solution_scores_records_without_one(ask, server, shown, tmp_path):
+    prompt = tmp_path / "judge.txt"
+    prompt.write_text("Is this seen? {question} <student_answer>{answer}</student_answer> VERDICT: correct or wrong")
+    settings = {"base_url": server.url, "model": "m", "prompt": str(prompt), "frames": 2}
+    rubric = build_rubric(row_text({"judge": settings}))
+    assert rubric.check_solution("") is None
+    more = {"shown": [shown([0, 7])]}
+    assert ask("<answer>good</answer>", solution="", more=more, prompt=str(prompt), frames=2) == [1.0]
+    without = build_rubric(row_text({"judge": {"base_url": server.url, "model": "m", "frames": 2}}))
+    assert without.check_solution("").startswith("expected a `solution`")
+
+
 def test_failed_requests_are_repeated(ask, server):
     server.replies = [(503, "busy"), (429, "slowly")]
     assert ask("<answer>good</answer>") == [1.0]

@@ -144,5 +144,5 @@ def test_length_window_gives_a_bonus_to_right_answers_within_the_window():
     reward = partial(length_window, correctness_func=RIGHT, min=3, max=5, bonus=0.2)
     got = reward(["x"] * 6, tokens(2, 3, 5, 6, 4, 4), verdict=[1, 1, 1, 1, 0, None])
     assert got == [0.0, 0.2, 0.2, 0.0, 0.0, None]
-    with pytest.raises(ValueError, match="above"):
+    with pytest.raises(ValueError, match="min must be at most max"):
         length_window(["x"], tokens(1), min=6, max=5)

@@ -6,10 +6,11 @@ from itertools import groupby, pairwise
 
 import pytest
 
-from qwenvl.rewards.function import RewardError, call_plain
+from qwenvl.rewards.function import RewardError
 from qwenvl.rewards.functions import timelines
 from qwenvl.rewards.resolve import resolve
 from qwenvl.rewards.table import reading
+from qwenvl.rewards.values import inner_values
 from qwenvl.timeline import TimedStep, written_timeline
 
 TWO = "<answer>0-4 (1)\n4-8 (2)</answer>"
@@ -82,7 +83,7 @@ BY_HAND = {  # answer, solution, value
 
 def value_of(name, answer, solution, **columns):
     text = f"<think>0-9 (9)</think><answer>{answer}</answer>"
-    [value] = call_plain(resolve(name), [text], {"solution": [solution], **{k: [v] for k, v in columns.items()}})
+    [value] = inner_values(resolve(name), [text], {"solution": [solution], **{k: [v] for k, v in columns.items()}})
     return value
 
 
@@ -90,7 +91,7 @@ def value_of(name, answer, solution, **columns):
 def test_each_timeline_reward_gives_the_values_of_its_table(name):
     for answer, solution, value in BY_HAND[name]:
         assert value_of(name, answer, solution, duration=10.0) == pytest.approx(value), answer
-    [without_block] = call_plain(resolve(name), ["0-4 (1)\n4-8 (2)"], {"solution": [TWO]})
+    [without_block] = inner_values(resolve(name), ["0-4 (1)\n4-8 (2)"], {"solution": [TWO]})
     assert without_block == 0
 
 
