@@ -116,8 +116,11 @@ def reads_completions(view: View) -> bool:
     return len(needed) > 1
 
 
-def seen_by(view: View, record: Record) -> Record:
+def seen_by(view: View, record: Record, flag: str = "--teacher_sees") -> Record:
     """A record as a view shows it.
+
+    Args:
+        flag: that names the view, for messages.
 
     Raises:
         RecordError: the field of the record that the view reads is not of its form.
@@ -128,7 +131,7 @@ def seen_by(view: View, record: Record) -> Record:
             return view(record)
         except ValueError as error:
             raise RecordError(f"{record.where}: {error}") from None
-    with named_errors(_place(view, record)):
+    with named_errors(_place(view, record, flag)):
         seen = view(_copied(record))
         if not isinstance(seen, Record):
             raise TypeError(f"it returned {type(seen).__name__}; expected a record")
@@ -215,9 +218,9 @@ def _is_built_in(view: View) -> bool:
     return view is unchanged or getattr(view, "func", view) in VIEWS.values()
 
 
-def _place(view: View, record: Record) -> str:
+def _place(view: View, record: Record, flag: str = "--teacher_sees") -> str:
     name = getattr(getattr(view, "func", view), "__name__", type(view).__name__)
-    return f"--teacher_sees {name}, called for {place_of(record)}"
+    return f"{flag} {name}, called for {place_of(record)}"
 
 
 def _check_text(text: str) -> None:

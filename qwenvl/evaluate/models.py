@@ -77,7 +77,10 @@ def model_source(word: str | Path, taken: Sequence[str] = (), present: bool = Fa
     length = min(len(parts), 2 if parts[-1].startswith("checkpoint-") else 1)
     while length < len(parts) and "/".join(parts[-length:]) in taken:
         length += 1
-    return ModelSource(name="/".join(parts[-length:]), path=path, run=run)
+    name = "/".join(parts[-length:])
+    if name in taken:  # /m, behind /runs/m
+        name = str(whole)
+    return ModelSource(name=name, path=path, run=run)
 
 
 def named_models(words: Sequence[str], present: bool = False) -> list[ModelSource]:
@@ -87,7 +90,7 @@ def named_models(words: Sequence[str], present: bool = False) -> list[ModelSourc
         words, present: as for ``model_source``.
 
     Raises:
-        ValueError: a model is given twice.
+        ValueError: a model is given twice, or two cannot be told apart by names.
         FileNotFoundError: no such folder, or one without weights.
     """
     models: list[ModelSource] = []
@@ -95,6 +98,8 @@ def named_models(words: Sequence[str], present: bool = False) -> list[ModelSourc
         model = model_source(word, [other.name for other in models], present)
         if any(os.path.abspath(other.path) == os.path.abspath(model.path) for other in models):
             raise ValueError(f"MODEL {model.path} is given twice")
+        if any(other.name == model.name for other in models):
+            raise ValueError(f"MODEL {model.path}: another model has the name {model.name}; rename a folder of them")
         models.append(model)
     return models
 

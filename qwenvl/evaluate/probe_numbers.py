@@ -14,6 +14,7 @@ from qwenvl.evaluate.answers import (
     differences,
     equal_chance,
     is_truncated,
+    mean_over,
     mean_score,
     pass_chances,
     reward_named,
@@ -78,7 +79,8 @@ class ProbeNumbers:
         equal_groups, equal_answers: shares of groups of training with equal totals, and with an equal ``pass_by``.
         truncated: share of completions.
         truncated_after_answer: share of these with a whole answer.
-        format: share in the form that the format reward asks for. None: there is no such reward.
+        format: share in the form that the format reward asks for, of the completions that it scores. None: there are
+            none, or no such reward.
         form_asked: share of completions whose prompt shows the form.
         unique: mean number of different completions of a prompt.
         completion_tokens, longest_completion, prompt_tokens, longest_prompt: means and maxima in tokens.
@@ -142,8 +144,8 @@ def numbers_of(
         unique_completions.append(len(texts))
     form = next((name for name in FORMATS if name in reward_names), None)
     in_form = None
-    if form is not None:
-        in_form = share_over(prompts, lambda row: row.rewards[form] == 1)
+    if form is not None and any(row.rewards[form] is not None for row in rows):
+        in_form = mean_over(prompts, lambda row: _is_in_form(row, form), share_interval)
     return ProbeNumbers(
         question=question,
         prompts=len(prompts),
@@ -164,6 +166,12 @@ def numbers_of(
         longest_prompt=max(each.prompt_tokens for each in prompts),
         seconds_per_prompt=seconds / len(prompts),
     )
+
+
+def _is_in_form(row: Rollout, form: str) -> float | None:
+    """1 if a completion has the form that the reward ``form`` asks for, else 0. None: its record asks for none."""
+    value = row.rewards[form]
+    return None if value is None else float(value == 1)
 
 
 def _asks_for_form(row: Rollout) -> bool:

@@ -19,7 +19,7 @@ from qwenvl.console import say
 from qwenvl.data.dataset import GRPODataset
 from qwenvl.data.errors import RecordError
 from qwenvl.data.seeds import stable_random
-from qwenvl.data.views import view_named
+from qwenvl.data.views import View, reads_completions, seen_by, view_named
 from qwenvl.evaluate.options import LOOK_CONTROLS, EvaluateOptions
 from qwenvl.model.vision_tower import GREY
 from qwenvl.rewards.functions.text import normalized, solution_of
@@ -165,11 +165,7 @@ class Questions:
             return replace(record, messages=messages, videos=(), images=(), clip_meta=(), image_sizes=())
         if control in (AS_IT_IS, *PIXEL_CONTROLS, *LOOK_CONTROLS):
             return record
-        view = view_named(control)
-        try:
-            return view(record)
-        except ValueError as error:
-            raise RecordError(f"{record.where}: {error}") from None
+        return seen_by(_view_of(control), record, flag="--controls")
 
     def blocks(self) -> list[list[Question]]:
         """The questions that are sampled and written together, control by control."""
@@ -183,6 +179,21 @@ class Questions:
                         block.append(Question(control, number))
             blocks.append(block)
         return blocks
+
+
+def _view_of(control: str) -> View:
+    """The view of records that a control names.
+
+    Raises:
+        ValueError: there is no such view, or it makes a sentence for a completion, which a control has none of.
+    """
+    try:
+        view = view_named(control)
+    except ValueError as error:
+        raise ValueError(str(error).replace("--teacher_sees", "--controls")) from None
+    if reads_completions(view):
+        raise ValueError(f"--controls {control}: it needs more than a record; name a function of a record alone")
+    return view
 
 
 def toolbox_under(control: str, toolbox: Toolbox, seed: int) -> Toolbox:

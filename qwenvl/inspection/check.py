@@ -180,6 +180,7 @@ def add_arguments(parser: FlagParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Check the data set and print the report. Return 1 if any record is bad."""
+    CheckOptions.of(args)  # raises for a value out of its bounds
     # PyAV is the only decoder that reports errors.
     if args.decode_check == DECODE_CHECK:
         args.decode_check = "fast" if args.video_backend == "decord" else "strict"

@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -91,9 +91,7 @@ def write_records(records: Iterable[Record], path: Path) -> str:
         if kind == ".json":
             file.write("[\n")
         for count, record in enumerate(records, start=1):
-            first = places.setdefault(record.id, record.where)
-            if first != record.where:
-                raise RecordError(f"{record.where}: has the id {record.id!r}, as {first} has; give one of them another")
+            record = replace(record, id=_id_to_write(record, places))
             try:
                 row = _json(_row_with_completion(record, media.path_of))
             except ValueError:
@@ -115,6 +113,29 @@ def write_records(records: Iterable[Record], path: Path) -> str:
             "--allow_outside_media, or give it a media_root in a catalog"
         )
     return "\n".join(lines)
+
+
+def _id_to_write(record: Record, places: dict[str, str]) -> str:
+    """The id with which a record is written. It is noted in ``places``.
+
+    A record without an id of its own has one by its file and its place in it, which that of a file of the same name in
+    another folder may have too: it gets a number then.
+
+    Args:
+        places: of the records before, by their ids.
+
+    Raises:
+        RecordError: another record has the id that this one has in its file.
+    """
+    given = record.id
+    number = 1
+    while places.setdefault(given, record.where) != record.where:
+        if "id" in record.fields:
+            first = places[given]
+            raise RecordError(f"{record.where}: has the id {given!r}, as {first} has; give one of them another")
+        number += 1
+        given = f"{record.id}-{number}"
+    return given
 
 
 @dataclass

@@ -66,6 +66,16 @@ def test_a_probe_counts_passes_equal_groups_and_cut_completions():
     assert written["pass_at_k"]["4"]["mean"] == 1.0 and written["left_out"] == ["data.json[7]: gone"]
 
 
+def test_the_form_is_that_of_completions_that_the_format_reward_scores():
+    """A record may route to other rewards by its field `reward`."""
+    asked = group((1.0, 0.0, 1.0, 0.0), form=(1.0, 0.6, 0.0, 0.0))
+    other = group((1.0, 0.0, 1.0, 0.0), where="d[1]")
+    rows = [replace(row, rewards={"format": None, "accuracy": row.rewards["accuracy"]}) for row in other.rows]
+    other = Answers.of(rows, 10, "d[1]", "accuracy", 1.0)
+    assert numbers_of(QUESTION, [asked, other], [], 1.0).format.mean == 1 / 4
+    assert numbers_of(QUESTION, [other], [], 1.0).format is None
+
+
 def test_a_prompt_with_too_few_values_is_left_out_of_pass_at_k():
     numbers = numbers_of(QUESTION, [group((1.0, None, 0.0, None)), group((None,) * 4, where="d[1]")], [], 0.0)
     assert [(each.mean, each.n) for each in numbers.pass_at_k.values()][:2] == [(0.5, 1), (1.0, 1)]

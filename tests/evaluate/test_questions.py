@@ -17,6 +17,7 @@ from qwenvl.evaluate.questions import (
     shuffled,
     single_frame,
 )
+from qwenvl.own_code import OwnCodeError
 from qwenvl.step.contrast import shuffled_prompts
 from qwenvl.types import Message, Record
 
@@ -149,8 +150,54 @@ def test_the_view_of_a_teacher_is_a_control(dataset):
             assert len(frames[1]) == 12 > len(frames[0])
         assert "The right answer is" in samples[Question("solution", number)].chat[-1]["content"][-1]["text"]
     for wrong in ("frames(1)", "frame(12)", "feedback"):
-        with pytest.raises(ValueError, match=r"count must be at least 2|no such control"):
+        with pytest.raises(ValueError, match=r"--controls.*count must be at least 2|no such control"):
             Questions.of(dataset, EvaluateOptions(controls=wrong), seed=0)
+
+
+OWN_VIEWS = """
+from dataclasses import replace
+
+from qwenvl.types import Message
+
+
+def asked_otherwise(record):
+    record.fields.clear()  # of a copy
+    return replace(record, messages=(*record.messages[:-1], Message("user", record.messages[-1].text + " Quickly.")))
+
+
+def raises(record):
+    return record.fields["nosuch"]
+
+
+def gives_none(record):
+    return None
+
+
+def says(record, completion, rewards):
+    return "No."
+
+
+def adds_a_clip(record):
+    return replace(record, messages=(Message("user", "<video>" + record.messages[-1].text),))
+"""
+
+
+def test_a_view_of_ones_own_is_a_control_and_its_faults_are_named(dataset, tmp_path):
+    path = tmp_path / "views.py"
+    path.write_text(OWN_VIEWS)
+    questions = Questions.of(dataset, EvaluateOptions(controls=f"{path}:asked_otherwise"), seed=0)
+    shown = questions.record(f"{path}:asked_otherwise", 0)
+    assert shown.messages[-1].text.endswith(" Quickly.") and questions.records[0].fields
+    for name, message in {
+        "raises": "KeyError: 'nosuch'",
+        "gives_none": "it returned NoneType; expected a record",
+        "adds_a_clip": "do not fit its media",
+    }.items():
+        with pytest.raises(OwnCodeError, match=f"--controls {name}, called for .*{message}"):
+            Questions.of(dataset, EvaluateOptions(controls=f"{path}:{name}"), seed=0)
+    for name, message in {"says": "it needs more than a record", "other": "has no function other"}.items():
+        with pytest.raises(ValueError, match=f"--controls .*{name}: .*{message}"):
+            Questions.of(dataset, EvaluateOptions(controls=f"{path}:{name}"), seed=0)
 
 
 def test_controls_all_leaves_out_controls_that_change_no_record(capsys):

@@ -133,6 +133,19 @@ def test_two_folders_of_one_name_are_told_apart_where_one_is_the_current_folders
         named_models(["run", str(tmp_path / "mine" / "run")])
 
 
+def test_a_model_whose_whole_path_is_the_end_of_anothers_has_a_name_of_its_own(tmp_path, monkeypatch):
+    """A model in /m of a container, and a run in /runs/m."""
+    monkeypatch.setattr("os.path.abspath", lambda path: "/" + str(path).removeprefix(str(tmp_path)).strip("/"))
+    for folder in (tmp_path / "m", tmp_path / "runs" / "m"):
+        folder.mkdir(parents=True)
+        save_file({}, folder / "model.safetensors")
+    both = [str(tmp_path / "runs" / "m"), str(tmp_path / "m")]
+    assert [model.name for model in named_models(both)] == ["m", "/m"]
+    assert [model.name for model in named_models(both[::-1])] == ["m", "runs/m"]
+    with pytest.raises(ValueError, match="MODEL m: another model has the name m; rename a folder of them"):
+        named_models([str(tmp_path / "runs" / "m"), "m"])  # one of the hub
+
+
 def test_the_system_turn_of_a_run_is_its_text_and_not_a_file_that_may_be_gone(run):
     config = json.loads((run / "run.json").read_text())
     config["config"]["system"] = "prompts/gone.txt"

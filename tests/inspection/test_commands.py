@@ -160,6 +160,10 @@ def test_check_counts_the_tools_of_prompts(folder, tiny_checkpoint, capsys):
     assert "--tools nosuch: there are look, zoom" in refused(capsys, *command, "--tools", "nosuch")
 
 
+def test_a_value_out_of_its_bounds_is_refused(folder, capsys):
+    assert "--jobs must be at least 1, got 0" in refused(capsys, "check", folder / "data.jsonl", "--jobs", "0")
+
+
 def test_what_write_clean_cannot_write_costs_no_report(folder, capsys, monkeypatch, write_rows, make_row):
     two = f"{write_rows([make_row(id='0')], 'a.json')},{write_rows([make_row(id='0')], 'b.json')}"
     with pytest.raises(SystemExit):

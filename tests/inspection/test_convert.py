@@ -202,15 +202,29 @@ def test_numbers_that_json_lacks_are_refused(tmp_path):
         write_records(read(tmp_path / "a.parquet"), tmp_path / "b.jsonl")
 
 
+def first_records(tmp_path, *rows):
+    """The records of files of one name in folders of their own, with a row each."""
+    records = []
+    for number, row in enumerate(rows):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        (folder / "rows.json").write_text(json.dumps([{"prompt": "Which?", "solution": "x", **row}]))
+        records.append(RecordFile(DatasetSource("rows", folder / "rows.json", folder), seed=0)[0])
+    return records
+
+
 def test_records_with_one_id_are_refused(tmp_path):
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "rows.json").write_text(json.dumps([{"prompt": "Which?", "solution": name}]))
-    sources = [DatasetSource("rows", tmp_path / name / "rows.json", tmp_path) for name in ("a", "b")]
-    rows = [RecordFile(source, seed=0)[0] for source in sources]
-    with pytest.raises(RecordError, match=r"b/rows.json\[0\]: has the id 'rows-0', as .*a/rows.json\[0\] has"):
+    rows = first_records(tmp_path, {}, {"id": "rows-0"})
+    with pytest.raises(RecordError, match=r"1/rows.json\[0\]: has the id 'rows-0', as .*0/rows.json\[0\] has"):
         write_records(rows, tmp_path / "both.json")
     assert not (tmp_path / "both.json").exists()
+
+
+def test_records_without_ids_in_files_of_one_name_get_ids_of_their_own(tmp_path):
+    first, second, third = first_records(tmp_path, {}, {}, {"id": "rows-0-3"})
+    write_records([first, second, first, third, second], tmp_path / "all.json")
+    ids = [row["id"] for row in json.loads((tmp_path / "all.json").read_text())]
+    assert ids == ["rows-0", "rows-0-2", "rows-0", "rows-0-3", "rows-0-2"]
 
 
 def test_a_folder_of_frames_beside_its_clip_is_read_again(tmp_path):

@@ -220,6 +220,8 @@ def _has_another_name(solution: str, listed: Mapping[int, str]) -> bool:
         behind = normalized(solution[found.end() :])
         part = normalized(_ENDS_A_NAME.split(solution[found.end() :], maxsplit=1)[0])
         own = normalized(listed[int(found[1])])
+        if not _without_connectives(part):  # "(1), (2) and (3)": what stands behind a number is no name
+            continue
         if not behind.startswith(own) and not own.startswith(part.strip(" :.-")):
             return True
     return False

@@ -92,12 +92,13 @@ _BEHIND_IN_CHINESE = re.compile(r"(?<=[A-H)\]])(?:选?项(?:是?正确的?|对)?
 _BEFORE = re.compile(
     r"\A(?i:(?:so|thus|hence|therefore),?\s)?"
     r"(?i:both\s|(?:I|we)(?:'d| would| will)? (?:choose|pick|select|say|go with|think(?: that)?)\s"
-    r"|(?:the |my )?(?:letter|selected|selection)(?: is)?:?\s)?(?i:it(?: is|'s)\s)?(?=[(\[]?[A-H]\b)"
+    r"|(?:the |my )?(?:correct |right )?(?:letter|selected|selection)(?: is)?:?\s)?"
+    r"(?i:it(?: is|'s)\s)?(?=[(\[]?[A-H]\b)"
 )
 # "B is correct", "A and C are the right answers."
 _BEHIND = re.compile(
-    r"(\b[A-H][)\]]?) (?:is|are|would be) (?:both |all )?(?:the )?(?:correct|right|best)"
-    r"(?: answers?| options?| choices?| ones?)?[.!]?\Z"
+    r"(\b[A-H][)\]]?) (?:is|are|would be) (?:both |all )?"
+    r"(?:(?:the )?(?:correct|right|best)(?: answers?| options?| choices?| ones?)?|(?:the|my) answers?)[.!]?\Z"
 )
 _OWN_LINE = re.compile(r"^[(\[]?[A-H][)\]]?[.:]?\s*$", re.MULTILINE)
 _OPTION = r"(?i:option|answer|choice)s?"

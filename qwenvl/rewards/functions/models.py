@@ -49,6 +49,8 @@ _VERDICT = re.compile(
     r"(?:(?=[\s*\"'`]{1,6}or[\s*\"'`]{1,6}([^\s*\"'`]+)))?",
     re.IGNORECASE,
 )
+AROUND_VERDICTS = ".,;:!"
+_NUMBER = re.compile(r"[-+]?[0-9]{1,9}(?:\.[0-9]{1,9})?")  # a grade
 _CONTROL_TOKEN = re.compile(r"<(?=\|[^|\s]{1,40}\|>)")  # the sign in front of one, as most model families write them
 _PLACE = re.compile(r"\{(question|solution|answer)\}")
 _TAG = re.compile(r"(<image>|<video>)\n?")
@@ -215,7 +217,7 @@ class JudgeReward:
     log and counted as ``reward/judge/skipped``, and too many of them stop the run. The same text and frames are sent
     once. With ``frames=8`` the judge sees at most 8 of the policy's frames of the prompt, evenly spaced, each after its
     time, and all images. {solution} is then optional. ``choices`` are other verdicts: words from the best to the worst
-    (``'right partly wrong'``), or whole numbers, of which the largest is the best (``'1 2 3 4 5'``). Their values are
+    (``'right partly wrong'``), or numbers, of which the largest is the best (``'1 2 3 4 5'``). Their values are
     evenly spaced from ``correct`` to ``wrong``, and the prompt gets a line that asks for one of them. With the values
     1, -1, -1 this is the reward of verifier-based recipes. Needs ``pip install 'qwenvl[judge]'``.
     """
@@ -313,7 +315,7 @@ class JudgeReward:
             return None
         value = None
         for said, other in _VERDICT.findall(reply.rpartition("</think>")[2]):
-            word, other_word = (each.rstrip(".,;:!").lower() for each in (said, other))
+            word, other_word = (each.rstrip(AROUND_VERDICTS).lower() for each in (said, other))
             names_two = other_word == "not" or other_word in self._values
             value = None if names_two else self._values.get(word)
         return value
@@ -376,11 +378,15 @@ def shares_of(choices: str) -> dict[str, float]:
     Raises:
         RewardError: fewer than two verdicts, or one of them twice.
     """
-    words = choices.lower().split()
-    if len(words) < 2 or len({*words}) < len(words):
+    words = choices.lower().replace(",", " ").split()
+    are_numbers = all(map(_NUMBER.fullmatch, words))
+    different = {float(word) if are_numbers else word for word in words}
+    if len(words) < 2 or len(different) < len(words):
         raise RewardError(f"judge: choices must be at least two different words or numbers, got {choices!r}")
-    if all(word.isdecimal() for word in words):
-        words.sort(key=int, reverse=True)
+    if any(word != word.rstrip(AROUND_VERDICTS) for word in words):
+        raise RewardError(f"judge: choices must be words or numbers with spaces between, got {choices!r}")
+    if are_numbers:
+        words.sort(key=float, reverse=True)
     return {word: 1 - n / (len(words) - 1) for n, word in enumerate(words)}
 
 

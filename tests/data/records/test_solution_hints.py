@@ -38,6 +38,9 @@ def hints(solution, asked=LISTED):
         "3",
         "B",
         "[10, 20, 30, 40]",
+        "(1) and (2)",
+        "(1), then (2), and finally (1)",
+        "(1) first, (2) next.",
     ],
 )
 def test_a_solution_of_the_list_has_no_hint(solution):

@@ -397,6 +397,7 @@ READINGS = [
     *((letters, text, {"A", "C"}) for text in ("A\nand C", "A\n\nC")),
     *((letters, text, set()) for text in ("e.g.", "E.g. a cat", "A.left B.right C.up")),
     *((letters, text, {"B"}) for text in ("B - left", "(B) – the left one", "B (left)", "B because it moves")),
+    *((letters, text, {"B"}) for text in ("B is the answer.", "The correct letter is B", "B is my answer")),
     *((letters, text, {"B"}) for text in ("I choose B", "It's B.", "B is the correct answer.", "B, as A is up")),
     *((letters, text, {"B", "C"}) for text in ("['B','C']", '["B", "C"]', "(B)(C)", "{B, C}")),
     *((letters, text, set()) for text in ("A - left, B - right", "A - B", "A is correct, but B is better")),

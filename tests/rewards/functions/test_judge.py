@@ -16,6 +16,7 @@ from PIL import Image
 from qwenvl.data.dataset import Pictures
 from qwenvl.option import row_text
 from qwenvl.rewards import RewardError, build_rubric
+from qwenvl.rewards.functions.models import shares_of
 from qwenvl.types import FrameInfo
 from tests.made_clips import painted_number
 
@@ -411,6 +412,27 @@ def test_the_last_verdict_among_the_choices_is_the_value(ask, server, choices, r
     if choices == "1 2 3 10":
         lines = 'one line: "VERDICT: 10" or "VERDICT: 3" or "VERDICT: 2" or "VERDICT: 1", from the best answers to the '
         assert server.questions[0].endswith(lines + "worst.")
+
+
+@pytest.mark.parametrize(
+    ("choices", "values"),
+    [
+        ("-1 0 1", {"1": 1.0, "0": 0.5, "-1": 0.0}),
+        ("0 0.5 1.0", {"1.0": 1.0, "0.5": 0.5, "0": 0.0}),
+        ("+1 -1", {"+1": 1.0, "-1": 0.0}),
+        ("2 10", {"10": 1.0, "2": 0.0}),
+        ("Right, partly, wrong", {"right": 1.0, "partly": 0.5, "wrong": 0.0}),
+        ("good 2", {"good": 1.0, "2": 0.0}),
+    ],
+)
+def test_the_largest_number_or_the_first_word_is_the_best_choice(choices, values):
+    assert shares_of(choices) == values
+
+
+@pytest.mark.parametrize("choices", ["1 1.0", "right; wrong;", "yes", "", "a A"])
+def test_choices_that_cannot_be_told_apart_are_refused(choices):
+    with pytest.raises(RewardError, match="judge: choices must be"):
+        shares_of(choices)
 
 
 def test_choices_have_evenly_spaced_values_from_correct_to_wrong(ask, server, tmp_path):
