@@ -54,6 +54,7 @@ class Plan(NamedTuple):
 
     lengths: Sequence[PromptLength]  # of the prompts, the shortest first
     left_out: int  # records whose prompts are too long
+    records: int  # of the data
     case: tuple[Shapes, ModelWeights, Job]  # a step with the longest prompt
     phases: list[Phase]  # the memory of that step
     room: float  # bytes that PyTorch may reserve for it
@@ -111,6 +112,9 @@ def request_of(argv: Sequence[str]) -> tuple[Any, PlanOptions]:
     own, rest = parser.parse_known_args(words)
     options = PlanOptions(**vars(own))
     settings = TrainingSettings(**parsed(*split_file(rest), TrainingSettings, more=vars(own)))
+    if options.engine is not None:  # in place of those of a settings file
+        settings.deepspeed = None
+        settings.fsdp = None
     for name, flag in (("model_name_or_path", "--model"), ("dataset_use", "--dataset_use")):
         if getattr(settings, name) is None:
             raise ValueError(f"{flag} is missing")
@@ -120,7 +124,7 @@ def request_of(argv: Sequence[str]) -> tuple[Any, PlanOptions]:
     if not settings.ds3_gather_for_generation:
         raise ValueError("--ds3_gather_for_generation False: leave it out; without gathering, sampling takes less")
     if settings.bf16 is None:
-        settings.bf16 = not settings.use_cpu
+        settings.bf16 = not settings.use_cpu and not settings.fp16
     return settings, options
 
 
@@ -133,12 +137,13 @@ def plan_of(settings: Any, options: PlanOptions) -> Plan:
     from qwenvl.train.planning.case import case_of, lengths_of, policy_without_weights
 
     policy = policy_without_weights(settings)
-    lengths, left_out = lengths_of(settings)
+    lengths, left_out, records = lengths_of(settings)
     engine: Engine = options.engine or ("ddp" if options.gpus > 1 else "none")
     case = case_of(settings, policy, lengths[-1], engine=engine, processes=options.gpus)
     return Plan(
         lengths=lengths,
         left_out=left_out,
+        records=records,
         case=case,
         phases=estimate(*case),
         room=SHARE * options.gpu_memory * 1e9,
@@ -157,6 +162,12 @@ def lines(plan: Plan, options: PlanOptions) -> Iterator[str]:
     )
     if plan.left_out:
         yield f"  {plan.left_out} more are above --max_prompt_length and are left out"
+    measured = len(plan.lengths) + plan.left_out
+    if measured < plan.records:
+        yield (
+            f"  a random sample: {plan.records - measured:,} further records were not measured. --max_prompt_length "
+            "bounds their prompts"
+        )
     yield f"memory of a step with the largest prompts, {job.group} completions of {job.length} tokens each:"
     yield from (f"  {line}" for line in memory_lines(plan.phases))
     verdict = "fits" if plan.fits else "does not fit"

@@ -1,4 +1,4 @@
-"""Checks settings beyond the single option: between rooms, of the Trainer's own settings, of the machine.
+"""Checks settings beyond the single option: between the options of several rooms, and what the machine lacks.
 
 Nothing here imports torch, so that a command line is refused before torch is loaded.
 """
@@ -7,82 +7,25 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
-from qwenvl.config.trainer_settings import TrainerSettings
+from qwenvl.config.trainer_checks import (
+    problems_of_trainer,
+    recomputes_layers,
+    text_of_choice,
+    wrong_types_of_trainer,
+)
 from qwenvl.files import is_utf8
 from qwenvl.grpo.options import ObjectiveOptions
-from qwenvl.option import (
-    Bounds,
-    misfit,
-    name_of_row,
-    nearest,
-    no_effect,
-    not_with,
-    problems_of,
-    row_of,
-    set_among,
-    was_set,
-)
+from qwenvl.option import name_of_row, no_effect, not_with, problems_of, row_of, set_among
 
-BOUNDS = {
-    "adam_beta1": Bounds(least=0, below=1),
-    "adam_beta2": Bounds(least=0, below=1),
-    "adam_epsilon": Bounds(least=0),
-    "ddp_bucket_cap_mb": Bounds(above=0),
-    "ddp_timeout": Bounds(above=0),
-    "eval_delay": Bounds(least=0),
-    "eval_steps": Bounds(above=0),
-    "gradient_accumulation_steps": Bounds(least=1),
-    "max_grad_norm": Bounds(least=0),
-    "neftune_noise_alpha": Bounds(above=0),
-    "save_total_limit": Bounds(least=1, why="without the setting all checkpoints are kept"),
-    "warmup_steps": Bounds(least=0),
-    "weight_decay": Bounds(least=0),
-}
-"""Bounds of settings that keep the defaults they have in the Trainer."""
-
-NOT_OF_OURS = {
-    **dict.fromkeys(("label_smoothing_factor", "label_names"), "no loss here reads labels"),
-    **dict.fromkeys(
-        (
-            "prediction_loss_only",
-            "include_for_metrics",
-            "batch_eval_metrics",
-            "eval_do_concat_batches",
-            "eval_use_gather_object",
-            "eval_accumulation_steps",
-            "bf16_full_eval",
-            "fp16_full_eval",
-        ),
-        "evaluation is made as training is, by this library itself",
-    ),
-    "length_column_name": "lengths are estimated from the text and the headers of the media",
-    **dict.fromkeys(("do_train", "do_predict"), "the command trains, and evaluates where it has data for it"),
-    "do_eval": "--eval_strategy says when to evaluate",
-    "average_tokens_across_devices": "the loss is a mean over the tokens of all processes in any case",
-    "enable_jit_checkpoint": "--save_on_signal saves a checkpoint, at the end of a step",
-    "remove_unused_columns": "reward functions see every field of a record",
-    "ddp_find_unused_parameters": "each trained parameter has a gradient, which is 0 for prompts without media",
-    "ddp_broadcast_buffers": "buffers never change, and processes may run different numbers of forwards",
-    "logging_nan_inf_filter": "a loss that is not a number must show",
-}
-"""Settings of the Trainer that must keep their default here, each with the reason."""
-
-OPTIM_ARGS = {
-    "sgd": ("momentum", "dampening", "weight_decay", "nesterov"),
-    "adagrad": ("lr_decay", "weight_decay", "eps"),
-    "rmsprop": ("momentum", "alpha", "eps", "weight_decay", "centered"),
-}
-"""What the Trainer reads of ``--optim_args`` for the optimizers of PyTorch that have some. It passes over others."""
-
-WITHOUT_BETAS = ("adafactor", "sgd", "adagrad", "rmsprop")
-"""Optimizers that have no beta1, beta2 and epsilon of Adam."""
 # Variables that tell DeepSpeed about its processes. Without one of them it asks MPI.
 _LAUNCHED = {"RANK", "AZUREML_EXPERIMENT_ID", "SM_TRAINING_ENV"}
+
+# Variables by which Accelerate knows that there are several processes.
+_OF_LAUNCHERS = {"RANK", "WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE"}
 
 OPTIMIZER_PACKAGES = {
     "bitsandbytes": ("adamw_bnb", "adamw_8bit", "paged_", "ademamix", "lion_", "rmsprop_bnb"),
@@ -99,31 +42,12 @@ OPTIMIZER_PACKAGES = {
 _INSTALLED_AS = {"optimi": "torch-optimi"}  # where pip knows a package by another name
 
 
-_PLAIN_TYPES = (bool, int, float, str, list, dict, type(None))
-
-
 def problems_of_run(config: Any) -> list[str]:
     """The problems of the settings of a run, on any machine. Empty where all is well.
 
     Wrong types come alone, as the other checks rely on the types.
     """
-    return _wrong_types_of_trainer(config) or problems_of(config, _between_rooms)
-
-
-def _wrong_types_of_trainer(config: Any) -> list[str]:
-    """Problems of the Trainer's settings with a wrong type or choice: transformers would take "False" for true.
-
-    Objects such as a Path, a member of an Enum or an AcceleratorConfig are left to transformers.
-    """
-    hints = get_type_hints(TrainerSettings)
-    # Texts by their types, but transformers takes True for FSDP with its defaults and False for no such space.
-    hints["fsdp"] = str | bool | None
-    hints["trackio_static_space_id"] = str | bool | None
-    problems = []
-    for each in fields(TrainerSettings):
-        if type(getattr(config, each.name)) in _PLAIN_TYPES:
-            problems.append(misfit(config, each.name, hints[each.name]))
-    return [problem for problem in problems if problem is not None]
+    return wrong_types_of_trainer(config) or problems_of(config, _between_rooms)
 
 
 NAMED_IN_FILES = ("output_dir", "dataset_use", "eval_dataset_use", "model_name_or_path")
@@ -138,7 +62,7 @@ def _between_rooms(config: Any) -> Iterator[str]:
         reason = "it reads the loss of each step from the log"
         yield no_effect("--stop_below_loss", without="--logging_steps 1", reason=reason)
     yield from _of_what_is_trained(config)
-    if config.activation_offload and not config.gradient_checkpointing:
+    if config.activation_offload and not recomputes_layers(config):
         yield no_effect("--activation_offload", without="--gradient_checkpointing")
     if config.tools and config.fsdp and getattr(config, "async_rollouts", 0):
         reason = "the vision tower is copied for looks that are sampled ahead"
@@ -146,8 +70,9 @@ def _between_rooms(config: Any) -> Iterator[str]:
     if config.on_nonfinite == "skip":
         if config.deepspeed:
             yield not_with("--on_nonfinite", "--deepspeed", "it updates before gradients can be looked at")
-        if _text(config.optim) in ("lomo", "adalomo"):
-            yield not_with("--on_nonfinite", f"--optim {_text(config.optim)}", "it updates during the backward pass")
+        optimizer = text_of_choice(config.optim)
+        if optimizer in ("lomo", "adalomo"):
+            yield not_with("--on_nonfinite", f"--optim {optimizer}", "it updates during the backward pass")
     if config.display is not None and config.disable_tqdm:
         yield not_with("--display", "--disable_tqdm", "--display none shows no progress")
     if config.output_dir == "":
@@ -159,7 +84,7 @@ def _between_rooms(config: Any) -> Iterator[str]:
     trackers = config.report_to
     if isinstance(trackers, list) and len(trackers) > 1 and ("none" in trackers or "all" in trackers):
         yield f"--report_to {' '.join(config.report_to)}: none and all stand alone; leave one or the other out"
-    yield from _of_trainer(config)
+    yield from problems_of_trainer(config)
 
 
 def _of_what_is_trained(config: Any) -> Iterator[str]:
@@ -176,106 +101,6 @@ def _of_what_is_trained(config: Any) -> Iterator[str]:
                 yield not_with("--load_in_4bit", f"--{name}", "weights in 4 bits are not split or gathered")
 
 
-def _of_trainer(config: Any) -> Iterator[str]:
-    """Problems of the settings that the Trainer reads."""
-    for name, bounds in BOUNDS.items():
-        problem = bounds.problem(name, getattr(config, name))
-        if problem:
-            yield problem
-    if config.max_steps < 1 and config.max_steps != -1:
-        default = "-1, the default, leaves it to --num_train_epochs"
-        yield f"--max_steps must be at least 1, got {config.max_steps}; {default}"
-    if config.warmup_steps > 1 and config.warmup_steps != int(config.warmup_steps):
-        yield f"--warmup_steps must be whole, or below 1 for a share of all steps, got {config.warmup_steps}"
-    for name, reason in NOT_OF_OURS.items():
-        if was_set(config, name):
-            yield f"--{name} cannot be used: {reason}; leave it out"
-    yield from _without_effect(config)
-    if config.optim_args and not all(part.count("=") == 1 for part in config.optim_args.split(",")):
-        yield f"--optim_args must be name=value,name=value, got {config.optim_args!r}"
-
-
-def _without_effect(config: Any) -> Iterator[str]:
-    """Problems of settings of the Trainer that have no effect beside other ones."""
-    yield from _of_optimizer(config)
-    yield from _of_logs_and_checkpoints(config)
-    if not config.dataloader_num_workers:
-        of_workers = (
-            "dataloader_persistent_workers",
-            "dataloader_prefetch_factor",
-            "dataloader_multiprocessing_context",
-            "dataloader_in_order",
-        )
-        for name in set_among(config, *of_workers):
-            yield no_effect(f"--{name}", without="--dataloader_num_workers")
-    if config.dataloader_drop_last and getattr(config, "num_iterations", 1) > 1:
-        yield no_effect("--dataloader_drop_last", without="--num_iterations 1", reason="short steps are filled up")
-    if not config.push_to_hub:
-        for name in set_among(config, "hub_strategy", "hub_always_push"):
-            yield no_effect(f"--{name}", without="--push_to_hub")
-    if config.liger_kernel_config is not None and not config.use_liger_kernel:
-        yield no_effect("--liger_kernel_config", without="--use_liger_kernel")
-    if was_set(config, "fsdp_config") and not config.fsdp:
-        yield no_effect("--fsdp_config", without="--fsdp")
-    if not config.gradient_checkpointing and not config.activation_checkpointing:
-        for name in set_among(config, "gradient_checkpointing_kwargs", "activation_checkpointing_kwargs"):
-            yield no_effect(f"--{name}", without="--gradient_checkpointing or --activation_checkpointing")
-
-
-def _of_optimizer(config: Any) -> Iterator[str]:
-    """Problems of settings that the optimizer or the schedule does not read."""
-    optimizer = _text(config.optim)
-    schedule = _text(config.lr_scheduler_type)
-    if optimizer in WITHOUT_BETAS:
-        for name in set_among(config, "adam_beta1", "adam_beta2", "adam_epsilon"):
-            yield not_with(f"--{name}", f"--optim {optimizer}")
-    if config.optim_args and optimizer in ("adamw_torch", "adamw_torch_fused", "adafactor"):
-        yield not_with("--optim_args", f"--optim {optimizer}")
-    elif config.optim_args and optimizer in OPTIM_ARGS:
-        known = OPTIM_ARGS[optimizer]
-        for part in config.optim_args.replace(" ", "").split(","):
-            name = part.partition("=")[0]
-            if name not in known:
-                yield f"--optim_args: {optimizer} has no {name!r}: {nearest(name, known)}"
-    if config.optim_target_modules and optimizer in ("adamw_torch", "adamw_torch_fused", *WITHOUT_BETAS):
-        yield not_with("--optim_target_modules", f"--optim {optimizer}")
-    if config.warmup_steps and schedule in ("constant", "reduce_lr_on_plateau", "greedy"):
-        yield not_with("--warmup_steps", f"--lr_scheduler_type {schedule}")
-    if was_set(config, "lr_scheduler_kwargs") and schedule in ("constant", "constant_with_warmup"):
-        yield not_with("--lr_scheduler_kwargs", f"--lr_scheduler_type {schedule}")
-
-
-def _of_logs_and_checkpoints(config: Any) -> Iterator[str]:
-    """Problems of settings that the strategies of logs, evaluations and checkpoints do not read."""
-    logs = _text(config.logging_strategy)
-    evaluates = _text(config.eval_strategy)
-    saves = _text(config.save_strategy)
-    # Without --eval_steps the Trainer evaluates every --logging_steps.
-    paces_evaluation = evaluates == "steps" and not config.eval_steps
-    if was_set(config, "logging_steps") and logs != "steps" and not paces_evaluation:
-        needed = "--logging_strategy steps or (--eval_strategy steps and no --eval_steps)"
-        yield no_effect("--logging_steps", without=needed)
-    if was_set(config, "save_steps") and saves != "steps":
-        yield no_effect("--save_steps", without="--save_strategy steps")
-    if config.eval_steps is not None and evaluates != "steps":
-        yield no_effect("--eval_steps", without="--eval_strategy steps")
-    if evaluates == "no":
-        of_evaluation = ("eval_delay", "load_best_model_at_end", "metric_for_best_model", "greater_is_better")
-        for name in set_among(config, *of_evaluation):
-            yield not_with(f"--{name}", "--eval_strategy no")
-        if saves == "best":
-            reason = "nothing says which checkpoint is the best"
-            yield not_with("--save_strategy best", "--eval_strategy no", reason)
-    if saves == "no":
-        for name in set_among(config, "save_total_limit", "save_only_model"):
-            yield not_with(f"--{name}", "--save_strategy no", "no checkpoint is saved")
-
-
-def _text(value: Any) -> str:
-    """The text of a setting that the Trainer makes a member of an Enum."""
-    return str(getattr(value, "value", value))
-
-
 def problems_of_machine(config: Any) -> Iterator[str]:
     """Files, packages, processes and GPUs that the settings need and this machine lacks."""
     for name in ("fsdp_config", "deepspeed", "dataset_catalog"):
@@ -285,7 +110,7 @@ def problems_of_machine(config: Any) -> Iterator[str]:
         if not Path(path).is_file():
             kind = "YAML" if name == "dataset_catalog" else "JSON"
             yield f"--{name} {path}: no such file; expected a {kind} file"
-    optimizer = _text(config.optim)
+    optimizer = text_of_choice(config.optim)
     for package, names in OPTIMIZER_PACKAGES.items():
         if optimizer.startswith(names) and find_spec(package) is None:
             pip = _INSTALLED_AS.get(package, package.replace("_", "-"))
@@ -295,6 +120,8 @@ def problems_of_machine(config: Any) -> Iterator[str]:
             "--deepspeed needs a launcher, for one process too: put torchrun --standalone --nproc_per_node 1 in place "
             "of python"
         )
+    if config.ddp_backend is not None and not _OF_LAUNCHERS & set(os.environ):
+        yield no_effect("--ddp_backend", without="several processes", reason="torchrun starts some")
 
 
 def _of_training(config: Any) -> Iterator[str]:
@@ -312,6 +139,8 @@ def _of_training(config: Any) -> Iterator[str]:
             yield not_with("--compile_decoding", "--shared_prefix off", "it compiles the shared sampling")
         if config.draft_tokens:
             yield not_with("--draft_tokens", "--shared_prefix off", "it drafts in the shared sampling")
+    if config.neftune_noise_alpha is not None:
+        yield "--neftune_noise_alpha cannot be used here: completions are sampled without noise; leave it out"
     if config.check_parity == "every" and config.lora_dropout:
         reason = "dropout changes the trainer's log-probs on purpose"
         yield not_with("--check_parity every", "--lora_dropout", reason)

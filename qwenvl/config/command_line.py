@@ -15,12 +15,12 @@ import json
 import os
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 from qwenvl.config.checks import problems_of_machine
-from qwenvl.config.flags import FlagParser
+from qwenvl.config.flags import FALSE, TRUE, FlagParser
 from qwenvl.config.other_names import unknown_flag
 from qwenvl.config.settings import OF_TRAINING, TrainingOptions, TrainingSettings, WarmupSettings, flags_elsewhere
 from qwenvl.data.prompt_settings import trained_otherwise
@@ -81,19 +81,26 @@ def read_command(command: str, argv: Sequence[str], begins: bool = False) -> Any
         raise SystemExit(2) from None
 
 
+_OF_DRY_RUN = {"all": "all", **dict.fromkeys(TRUE, "changed"), **dict.fromkeys(FALSE, "")}
+"""The values of ``--dry_run``, each with what is shown."""
+
+
 def without_dry_run(argv: Sequence[str]) -> tuple[list[str], str]:
-    """The other arguments, and the value of ``--dry_run``: "" without the flag, "changed" for a bare one, or "all"."""
+    """The other arguments, and what ``--dry_run`` shows: "changed" or "all" settings, or "" where it does not stand."""
     words = list(argv)
     for place, word in enumerate(words):
         flag = word[:2] + word[2:].replace("-", "_")  # flags are written with either
+        name, equals, value = flag.partition("=")
+        if name != "--dry_run":
+            continue
         before = words[:place]
         behind = words[place + 1 :]
-        if flag == "--dry_run=all":
-            return [*before, *behind], "all"
-        if flag == "--dry_run" and behind[:1] == ["all"]:
-            return [*before, *behind[1:]], "all"
-        if flag == "--dry_run":
-            return [*before, *behind], "changed"
+        if not equals and (value := "".join(behind[:1])).lower() in _OF_DRY_RUN:
+            behind = behind[1:]
+        elif not equals:
+            value = "true"
+        if value.lower() in _OF_DRY_RUN:
+            return [*before, *behind], _OF_DRY_RUN[value.lower()]
     return words, ""
 
 
@@ -160,7 +167,9 @@ def parsed(
         parser.where = where
         _, unknown = parser.parse_known_args(tokens, namespace)
         if unknown and not unknown[0].startswith("-") and not Path(unknown[0]).suffix:
-            raise ValueError(f"stray word {unknown[0]}: the flag before it takes no such value, or there is none")
+            raise ValueError(
+                f"{where}stray word {unknown[0]}: the flag before it takes no such value, or there is none"
+            )
         if unknown:
             raise ValueError(unknown_flag(unknown[0], {*known, *more}, elsewhere))
     values = {name: value for name, value in vars(namespace).items() if value != defaults[name]}
@@ -221,8 +230,11 @@ def file_tokens(
     for name, value in settings.items():
         if name not in known:
             raise ValueError(f"{file}: {unknown_flag(str(name), known, flags_elsewhere(kind))}")
-        if value is None and known[name].default is not None:
-            raise ValueError(f"{file}: {name} cannot be null; leave it out for its default, {known[name].default}")
+        default = known[name].default
+        if value is None and default is MISSING:
+            raise ValueError(f"{file}: {name} cannot be null; leave it out")
+        if value is None and default is not None:
+            raise ValueError(f"{file}: {name} cannot be null; leave it out for its default, {default}")
     if only is not None:
         settings = {name: value for name, value in settings.items() if name in only}
     try:
@@ -264,17 +276,18 @@ def changed_flags(
 
 
 def typed(value: Any) -> Any:
-    """A mapping or list with its numbers, truth values and nulls, written as in JSON, in place of their strings.
+    """A mapping or list with its numbers, truth values and nulls in place of texts that stand in YAML without quotes.
 
-    For settings that are mappings themselves, such as ``lr_scheduler_kwargs``: no flag knows the types inside. True,
-    False and None without quotes are truth values and a null too.
+    For settings that are mappings themselves, such as ``lr_scheduler_kwargs``: no flag knows the types inside. They are
+    written as in JSON, and True, False and None are truth values and a null too.
 
     Raises:
         ValueError: a bare yes, no, on or off, which some read as a truth value and others as a word.
 
     Example:
-        >>> typed({"min_lr": "1e-7", "name": "one"})
-        {'min_lr': 1e-07, 'name': 'one'}
+        >>> from qwenvl.yaml_text import StringLoader, read_yaml
+        >>> typed(read_yaml("{min_lr: 1e-7, name: one, label: '1'}", StringLoader))
+        {'min_lr': 1e-07, 'name': 'one', 'label': '1'}
     """
     if isinstance(value, dict):
         return {key: typed(item) for key, item in value.items()}
@@ -284,13 +297,15 @@ def typed(value: Any) -> Any:
         return value
     from qwenvl.yaml_text import Bare
 
+    if not isinstance(value, Bare):
+        return value
     try:
         return json.loads(value)
     except ValueError:
-        word = value.lower() if isinstance(value, Bare) else ""
+        word = value.lower()
     if word in ("yes", "no", "on", "off"):
         raise ValueError(f"{value} may be a truth value or a text: write true or false, or put it in quotes")
-    return {"true": True, "false": False, "none": None}.get(word, value)
+    return {"true": True, "false": False, "none": None}.get(word, str(value))
 
 
 def tokens_of(settings: Mapping[str, Any]) -> list[str]:

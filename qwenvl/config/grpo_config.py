@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 import os
 import shutil
 from dataclasses import dataclass, fields
@@ -11,6 +10,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
+import numpy as np
 import torch
 from transformers import TrainingArguments, get_scheduler
 
@@ -18,6 +18,7 @@ from qwenvl.config.checks import problems_of_machine, problems_of_run
 from qwenvl.config.flags import help_of
 from qwenvl.config.other_names import unknown_flag
 from qwenvl.config.settings import TrainingOptions, WarmupRunOptions, flags_elsewhere, prompts_per_step
+from qwenvl.config.trainer_checks import MAPPINGS, mapping_of
 from qwenvl.rollout.options import DecodingSpeedOptions
 from qwenvl.types import EVALUATED
 
@@ -154,9 +155,13 @@ def settle(config: RunConfig, rates: tuple[float, float], best_metric: str) -> N
     """
     if str(config.fsdp).lower() in ("true", "false"):  # as a settings file has it; transformers takes --fsdp alone
         config.fsdp = str(config.fsdp).lower() == "true"
+    _make_numbers_plain(config)
     problems = problems_of_run(config) or list(problems_of_machine(config))
     if problems:
         raise ValueError("\n".join(problems))
+    for name in MAPPINGS:
+        if hasattr(config, name):  # older versions of transformers lack some
+            setattr(config, name, mapping_of(config, name))
     _resolve_rate_and_precision(config, rates)
     rate_follows_metric = config.lr_scheduler_type in ("reduce_lr_on_plateau", "greedy")
     follows_metric = rate_follows_metric or config.save_strategy == "best" or config.load_best_model_at_end
@@ -184,6 +189,16 @@ def settle(config: RunConfig, rates: tuple[float, float], best_metric: str) -> N
     config.dataloader_pin_memory = config.dataloader_pin_memory and config.device.type == "cuda"
 
 
+def _make_numbers_plain(config: RunConfig) -> None:
+    """Replace numbers of NumPy, as a script may compute them, by those of Python: JSON and YAML have no others."""
+    for each in fields(config):
+        value = getattr(config, each.name, None)
+        if isinstance(value, np.generic):
+            setattr(config, each.name, value.item())
+        elif isinstance(value, list):
+            setattr(config, each.name, [item.item() if isinstance(item, np.generic) else item for item in value])
+
+
 def _resolve_rate_and_precision(config: RunConfig, rates: tuple[float, float]) -> None:
     """Adapters learn at another rate than a whole model, and bfloat16 is taken where the device computes in it."""
     of_model, of_adapters = rates
@@ -197,9 +212,6 @@ def _resolve_checkpointing(config: RunConfig) -> None:
     """Give the settings of checkpointing under the name that the installed transformers has for them.
 
     Newer versions call it ``activation_checkpointing``. They know the older name, and would only warn.
-
-    Raises:
-        ValueError: arguments that are a text and no JSON.
     """
     has_newer_name = hasattr(config, "activation_checkpointing")
     if has_newer_name and config.activation_checkpointing is None:
@@ -209,11 +221,7 @@ def _resolve_checkpointing(config: RunConfig) -> None:
         config.gradient_checkpointing_kwargs = None
     if config.activation_offload:
         given = config.activation_checkpointing_kwargs or config.gradient_checkpointing_kwargs or {}
-        try:
-            known = json.loads(given) if isinstance(given, str) else given
-        except ValueError as error:
-            raise ValueError(f"--activation_checkpointing_kwargs: expected JSON, got {given!r}: {error}") from None
-        config.activation_checkpointing_kwargs = {**known, "offload": True}
+        config.activation_checkpointing_kwargs = {**given, "offload": True}
         config.gradient_checkpointing_kwargs = None
 
 
@@ -228,7 +236,7 @@ def check_schedule(config: RunConfig) -> None:
         get_scheduler(
             config.lr_scheduler_type,
             optimizer,
-            num_warmup_steps=1,
+            num_warmup_steps=0,  # so that the rate of step 0 is computed by the schedule, with its arguments
             num_training_steps=10,
             scheduler_specific_kwargs=config.lr_scheduler_kwargs,
         )

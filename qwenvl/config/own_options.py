@@ -67,7 +67,7 @@ class TrainerOptions(Options):
     save_steps: float = option(
         100, "Optimizer steps between checkpoints, above 0. Needs --save_strategy steps.", above=0
     )
-    # Set, not offered: ``NOT_OF_OURS`` of ``checks`` has the reasons, and other values are refused.
+    # Set, not offered: ``NOT_OF_OURS`` of ``trainer_checks`` has the reasons, and other values are refused.
     remove_unused_columns: bool = False
     ddp_find_unused_parameters: bool | None = False
     ddp_broadcast_buffers: bool | None = False

@@ -4,7 +4,7 @@ Importing the class takes seconds. Here are its names, types and defaults, so th
 wrong value are answered at once; what each does is said in our own words. A test holds the fields to the class.
 
 Settings with another default here are in ``own_options``. Settings without a text must keep their default:
-``NOT_OF_OURS`` of ``checks`` has the reasons.
+``NOT_OF_OURS`` of ``trainer_checks`` has the reasons.
 """
 
 from __future__ import annotations
@@ -69,6 +69,7 @@ Optimizer = Literal[
     "apollo_adamw_layerwise",
     "stable_adamw",
 ]
+LogLevel = Literal["detail", "debug", "info", "warning", "error", "critical", "passive"]
 
 
 def setting(default: Any, help: str | None = None, **of_argparse: Any) -> Any:
@@ -131,9 +132,11 @@ class TrainerSettings:
     )
     torch_compile: bool = setting(False, "Compile the model for training (torch.compile).")
     torch_compile_backend: str | None = setting(None, "Backend of torch.compile.")
-    torch_compile_mode: str | None = setting(None, "Mode of torch.compile.")
+    torch_compile_mode: (
+        Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] | None
+    ) = setting(None, "Mode of torch.compile.")
     use_liger_kernel: bool = setting(False, "Take the kernels of Liger where it has them.")
-    liger_kernel_config: dict[str, bool] | None = setting(None, "Which of these kernels, a JSON mapping.")
+    liger_kernel_config: dict[str, bool] | str | None = setting(None, "Which of these kernels, a JSON mapping.")
     use_cache: bool = setting(False, "Keep keys and values in training forwards, for models that need it.")
     torch_empty_cache_steps: int | None = setting(None, "Give unused GPU memory back every so many steps.")
     auto_find_batch_size: bool = setting(False, "Halve the batch size where memory runs out.")
@@ -142,8 +145,8 @@ class TrainerSettings:
     logging_strategy: Literal["no", "steps", "epoch"] = setting("steps", "When to log.")
     logging_first_step: bool = setting(False, "Log the first step in any case.")
     log_on_each_node: bool = setting(True, "Print on each machine, or on the first alone.")
-    log_level: str = setting("passive", "Least level of messages of libraries in the first process.")
-    log_level_replica: str = setting("warning", "The same in the other processes.")
+    log_level: LogLevel = setting("passive", "Least level of messages of libraries in the first process.")
+    log_level_replica: LogLevel = setting("warning", "The same in the other processes.")
     include_num_input_tokens_seen: str | bool = setting("no", "Count the tokens of inputs: no, all or non_padding.")
     disable_tqdm: bool | None = setting(None, "Show the Trainer's own lines in place of a board.")
     report_to: str | list[str] | None = setting("none", "Trackers, such as tensorboard, wandb, mlflow, trackio.")
@@ -152,7 +155,6 @@ class TrainerSettings:
     trackio_space_id: str | None = setting(None, "Space on the hub that Trackio writes to.")
     trackio_bucket_id: str | None = setting(None, "Bucket on the hub that Trackio writes to.")
     trackio_static_space_id: str | Literal[False] | None = setting(None, "Static space that Trackio makes at the end.")
-    debug: str | list[str] = setting("", "underflow_overflow: name the module where numbers overflow.")
     skip_memory_metrics: bool = setting(True, "Leave out the Trainer's own report of memory, which takes time.")
 
     # ---- evaluation
@@ -203,10 +205,11 @@ class TrainerSettings:
     ddp_bucket_cap_mb: int | None = setting(None, "Size of the buckets that gradients are averaged in, MB, above 0.")
     ddp_static_graph: bool | None = setting(None, "Promise to DDP that each step has the same graph.")
     accelerator_config: dict | str | None = setting(None, "Settings of Accelerate, a JSON file or mapping.")
-    parallelism_config: str | None = setting(None, "How Accelerate splits the processes, of a script.")
     local_rank: int = setting(-1, "Number of the process on its machine, which launchers set.")
 
     # ---- not offered
+    debug: str | list[str] = setting("")
+    parallelism_config: str | None = setting(None)
     label_smoothing_factor: float = setting(0.0)
     average_tokens_across_devices: bool = setting(True)
     bf16_full_eval: bool = setting(False)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from qwenvl.config.flags import describe
-from qwenvl.config.settings import FLAG_GROUPS
+from qwenvl.config.settings import FLAG_GROUPS, WARMUP_GROUPS
 from qwenvl.config.trainer_settings import TrainerSettings
 from qwenvl.rewards.functions.actions import list_of_turns
 from qwenvl.rewards.functions.text import answer_of, solution_of
@@ -29,7 +29,7 @@ def make_report(folders: Sequence[Path], out: Path) -> Written:
     defaults: dict[str, Any] = {}
     for setting in fields(TrainerSettings):
         defaults[setting.name] = None if setting.default is MISSING else setting.default
-    for group in FLAG_GROUPS:
+    for group in (*WARMUP_GROUPS, *FLAG_GROUPS):
         defaults |= {name: default for name, _, default, _ in describe(group)}
     return write_report(read_runs(folders), out, RewardsReading(), plain(defaults))
 

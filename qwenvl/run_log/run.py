@@ -282,6 +282,7 @@ SHOWN = {
     "penalty/kl": Shown("stable", "KL of a completion to the reference", "nats"),
     "filter/kept_frac": Shown("learning", "groups kept by the filter", "share of groups", "those whose rewards differ"),
     "target/loss": Shown("learning", "loss of the warm-up", "nats per token"),
+    "eval_loss": Shown("learning", "loss of held-out targets", "nats per token", "should fall as that of the warm-up"),
     "kl": Shown("stable", "KL to the reference", "nats per token", "should stay below a few tenths"),
     "teacher/kl": Shown("learning", "KL to the teacher", "nats per token", "should fall, from above 0"),
     "teacher/agree_frac": Shown("learning", "top token as the teacher's", "share of tokens", "should rise"),
@@ -325,7 +326,13 @@ BY_WORD = {
     **dict.fromkeys(("completion", "prompt", "data", "epoch", "num_input_tokens_seen"), "data"),
 }
 UNITS = (("reward/", "reward"), ("time/", "seconds"), ("loss", "loss"))  # by prefix
-UNIT_ENDINGS = (("_per_second", "per second"), ("_runtime", "seconds"), ("_s", "seconds"), ("_frac", "share"))
+UNIT_ENDINGS = (
+    ("_per_second", "per second"),
+    ("_runtime", "seconds"),
+    ("_s", "seconds"),
+    ("_gb", "GB"),
+    ("_frac", "share"),
+)
 AT_THE_END = ("train_", "total_flos")  # prefixes of the Trainer's own line at the end of training
 NOT_CURVES = {"step", "epoch", "num_input_tokens_seen", WHOLE_STEP}
 
@@ -481,6 +488,13 @@ def _phase_rows(run: Run) -> tuple[list[str], list[Mapping[str, float]]]:
     return names, rows
 
 
+def seconds_of_phases(run: Run) -> dict[str, float | None]:
+    """The mean seconds of a step that each phase takes, by the name of its metric. A step without the phase has 0."""
+    names, rows = _phase_rows(run)
+    means = [sum(row.get(name, 0.0) for row in rows) / len(rows) for name in names]
+    return dict(zip(names, finite(means), strict=True))
+
+
 def phases(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """Seconds of a step by phase for each run: ``run, steps, names, values`` (a list for each name), and ``means``."""
     found = []
@@ -491,19 +505,17 @@ def phases(runs: Sequence[Run]) -> list[dict[str, Any]]:
         all_steps = [int(row["step"]) for row in rows]
         steps: list[int] = []
         values = []
-        means = []
         for name in names:
             seconds = [row.get(name, 0.0) for row in rows]
             steps, points, _ = thinned(all_steps, seconds)  # the same steps for each name
             values.append(finite(points))
-            means.append(sum(seconds) / len(rows))
         found.append(
             {
                 "run": number,
                 "steps": steps,
                 "names": [name.removeprefix(PHASE).removesuffix("_s") for name in names],
                 "values": values,
-                "means": finite(means),
+                "means": list(seconds_of_phases(run).values()),
             }
         )
     return found

@@ -291,7 +291,7 @@ def _has_text(arguments: Mapping[str, Any]) -> bool:
             return True
         if isinstance(value, dict):
             values += [*value.keys(), *value.values()]
-        elif isinstance(value, list):
+        elif isinstance(value, (list, tuple)):
             values += value
     return False
 

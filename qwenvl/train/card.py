@@ -16,9 +16,9 @@ import yaml
 from huggingface_hub.repocard import metadata_load
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from qwenvl.config.grpo_config import GRPOConfig
-from qwenvl.config.settings import FLAG_GROUPS, prompts_per_step
-from qwenvl.console import with_interval
+from qwenvl.config.grpo_config import RunConfig, WarmupConfig
+from qwenvl.config.settings import FLAG_GROUPS, WARMUP_GROUPS, prompts_per_step
+from qwenvl.console import evaluated, with_interval
 from qwenvl.data.prompt_settings import SETTINGS_FILE
 from qwenvl.data.records.framing import framed_question
 from qwenvl.data.saved_processor import bounds_whole_clips
@@ -29,7 +29,7 @@ from qwenvl.rewards import Rubric
 from qwenvl.run_log.log import installed_versions
 from qwenvl.run_log.run import each_once
 from qwenvl.train.running_trainer import RunningTrainer
-from qwenvl.types import EVALUATED
+from qwenvl.types import EVALUATED, EVALUATED_LOSS
 
 CARD = "README.md"
 METHOD = "GRPO"
@@ -56,9 +56,9 @@ def describe_model(trainer: RunningTrainer, folder: str | Path) -> None:
     learning = ", ".join(name for part, name in names.items() if part in (args.parts() or {"llm"}))
     if args.lora_enable:
         learning = f"low-rank adapters (rank {args.lora_r}, alpha {args.lora_alpha}) on {learning}"
-    evaluated = evaluations(trainer.state.log_history, step)
+    scored = evaluations(trainer.state.log_history, step)
     # Not every evaluation has each reward: a judge may be gone, and records may have none of it.
-    evaluated_rewards = each_once(each["rewards"] for each in evaluated)
+    evaluated_rewards = each_once(each["rewards"] for each in scored)
     text = environment.get_template("card.jinja").render(
         title=f"{Path(settings.base_model).name}, trained by {method}",
         method=method,
@@ -68,7 +68,8 @@ def describe_model(trainer: RunningTrainer, folder: str | Path) -> None:
         step=step,
         prompts=prompts_per_step(args),
         shown_settings=yaml.safe_dump(_settings_of(args), sort_keys=True, allow_unicode=True).strip(),
-        evaluations=evaluated,
+        losses=evaluated_losses(trainer.state.log_history, step),
+        evaluations=scored,
         evaluated_rewards=evaluated_rewards,
         versions=", ".join(f"{name} {version}" for name, version in installed_versions().items()),
         settings=settings,
@@ -175,6 +176,17 @@ def evaluations(log: Sequence[Mapping[str, Any]], step: int) -> list[dict[str, A
     return shown
 
 
+def evaluated_losses(log: Sequence[Mapping[str, Any]], step: int) -> dict[str, tuple[int, float]]:
+    """The latest step until ``step`` at which each split of a warm-up was evaluated, and its mean loss in nats."""
+    found: dict[str, tuple[int, float]] = {}
+    for row in log:
+        if row["step"] <= step:
+            for key in evaluated(row):
+                if key.endswith(EVALUATED_LOSS):
+                    found[key.removesuffix(EVALUATED_LOSS)] = row["step"], row[key]
+    return found
+
+
 def _evaluation(row: Mapping[str, Any], split: str) -> dict[str, Any]:
     """The evaluation of a split in an entry of the log: its total reward first, then the other rewards."""
     total = f"{split}{EVALUATED}"
@@ -188,10 +200,17 @@ def _evaluation(row: Mapping[str, Any], split: str) -> dict[str, Any]:
     return {"split": split, "step": row["step"], "prompts": prompts, "rewards": rewards}
 
 
-def _settings_of(args: GRPOConfig) -> dict[str, Any]:
-    """The flags that differ from their defaults, as a settings file has them, without private ones."""
-    names = dict.fromkeys(each.name for group in FLAG_GROUPS for each in all_options(group))
-    values = {name: getattr(args, name) for name in names if name not in _PRIVATE and was_set(args, name)}
+def _settings_of(args: RunConfig) -> dict[str, Any]:
+    """The flags that were set to other values than their defaults, as a settings file has them, without private ones.
+
+    Those that have found their value on this machine are none of the training.
+    """
+    groups = WARMUP_GROUPS if isinstance(args, WarmupConfig) else FLAG_GROUPS
+    names = dict.fromkeys(each.name for group in groups for each in all_options(group))
+    values = {}
+    for name in names:
+        if name in args.set_by_user and name not in _PRIVATE and was_set(args, name):
+            values[name] = getattr(args, name)
     if values.get("reward_funcs"):
         values["reward_funcs"] = [_public_row(each) for each in values["reward_funcs"]]
     values |= {name: getattr(args, name) for name in _OF_THE_TRAINER}

@@ -51,6 +51,34 @@ def test_a_plan_has_the_prompt_lengths_and_the_case_of_the_run(flags, make_train
     assert case_of(args, trainer.model, plan.lengths[-1]) == plan.case
 
 
+def test_a_plan_counts_the_precision_and_the_checkpointing_of_the_run(flags):
+    plain = planned(*flags).case[-1]
+    assert (plain.stream, plain.checkpointing) == (4, False)
+    with_adapter = [*flags, "--lora_enable"]
+    assert planned(*with_adapter).case[-1].stream == 2  # in bfloat16
+    assert planned(*with_adapter, "--fp16").case[-1].stream == 4
+    for words in (["--gradient_checkpointing"], ["--activation_checkpointing"]):
+        assert planned(*flags, *words).case[-1].checkpointing
+    both = ["--gradient_checkpointing", "--activation_checkpointing", "False"]
+    assert not planned(*flags, *both).case[-1].checkpointing
+
+
+def test_a_plan_says_where_it_has_measured_a_sample_of_the_records(flags, monkeypatch, capsys):
+    monkeypatch.setattr("qwenvl.train.planning.case.RECORDS", 5)
+    assert main([*flags, "--gpu_memory", "1"]) == 0
+    out = capsys.readouterr().out
+    assert "prompts of 5 records: " in out
+    assert "a random sample: 3 further records were not measured. --max_prompt_length bounds their prompts" in out
+
+
+def test_the_engine_of_a_plan_stands_for_that_of_a_settings_file(flags, tmp_path):
+    file = tmp_path / "run.yaml"
+    file.write_text("deepspeed: scripts/deepspeed/zero3.json\n")
+    assert planned(*flags, "--config", str(file), "--gpus", "2", "--engine", "zero3").case[-1].engine == "zero3"
+    with pytest.raises(ValueError, match="a plan takes --engine zero2, zero3 or fsdp"):
+        planned(*flags, "--config", str(file), "--gpus", "2")
+
+
 def test_a_teacher_takes_the_memory_of_a_second_model(flags, tiny_checkpoint):
     """Its weights, in bfloat16, are there in every phase. Offloaded, they are there while its pass runs."""
     path = tiny_checkpoint(num_layers=3)

@@ -97,11 +97,26 @@ def test_settings_are_read_from_a_yaml_or_json_file_given_first_or_by_config(par
     [
         *(("False", False), ("FALSE", False), ("True", True), ("None", None), ("null", None), ("007", "007")),
         *(('"no"', "no"), ("'False'", "False"), ("north", "north"), ("0.5", 0.5)),
+        *(('"1.0"', "1.0"), ("'true'", "true"), ('"null"', "null"), ("2024", 2024)),
     ],
 )
 def test_truth_values_in_a_mapping_of_yaml_are_read_in_any_case(parse, write, written, read):
     config = parse(write(f"chat_template_kwargs: {{value: {written}, list: [{written}]}}"))
     assert config.template_arguments == {"value": read, "list": [read]}
+
+
+def test_texts_in_a_mapping_of_json_stay_texts(parse, write):
+    config = parse(write('{"chat_template_kwargs": {"value": "true", "year": "2024", "number": 1}}', "run.json"))
+    assert config.template_arguments == {"value": "true", "year": "2024", "number": 1}
+    assert parse("--chat_template_kwargs", '{"value": "true"}').template_arguments == {"value": "true"}
+
+
+def test_a_mapping_of_the_trainer_is_read_from_a_flag_and_a_file(parse, write):
+    given = {"rope": True, "swiglu": False}
+    words = ["--use_liger_kernel", "--liger_kernel_config"]
+    assert parse(*words, json.dumps(given)).liger_kernel_config == given
+    file = write("use_liger_kernel: true\nliger_kernel_config: {rope: true, swiglu: false}")
+    assert parse(file).liger_kernel_config == given
 
 
 def test_truth_values_for_a_reward_function_are_read_as_on_the_command_line(parse, write):
@@ -273,15 +288,18 @@ def plain(hint) -> set:
 
 
 def test_the_settings_of_the_trainer_have_the_types_of_its_class():
-    """A flag takes the values of the Enum where the class takes an Enum or any text."""
+    """A flag takes the values of the Enum where the class takes an Enum or any text, and some of its texts alone."""
     ours, theirs = get_type_hints(TrainerSettings), get_type_hints(TrainingArguments)
     for name, hint in ours.items():
         if name == "parallelism_config":  # an object that a script makes
             continue
         expected = plain(theirs[name])
         values = plain(hint)
+        if name == "liger_kernel_config":  # its JSON, as for other mappings
+            values -= {str}
         if choices_of(hint) and str not in values:
             expected -= {str}
+            expected = expected - {NoneType} or values
         assert values - {NoneType} == expected - {NoneType}, name
 
 
@@ -328,6 +346,9 @@ def test_weights_in_4_bits_are_not_given_to_servers(tmp_path):
         (["--dry-run", "all", "--seed", "1"], ["--seed", "1"], "all"),
         (["--seed", "1", "--dry_run=all"], ["--seed", "1"], "all"),
         (["--dry_run=some"], ["--dry_run=some"], ""),  # an unknown flag
+        (["--dry_run", "True", "--seed", "1"], ["--seed", "1"], "changed"),
+        (["--dry_run=false", "--seed", "1"], ["--seed", "1"], ""),
+        (["--dry_run", "run.yaml"], ["run.yaml"], "changed"),
     ],
 )
 def test_a_dry_run_is_asked_for_in_either_notation(words, rest, value):

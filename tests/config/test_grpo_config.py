@@ -10,6 +10,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from accelerate.utils import HfDeepSpeedConfig
@@ -23,7 +24,8 @@ from qwenvl.config.grpo_config import (
     decoding_workers,
     gathering_problem,
 )
-from qwenvl.config.settings import FLAG_GROUPS
+from qwenvl.config.settings import FLAG_GROUPS, TrainingSettings
+from qwenvl.config.trainer_checks import recomputes_layers
 from qwenvl.grpo.loss import LOSSES, objective_of
 from qwenvl.option import all_options, row_of
 from qwenvl.rollout.options import EngineOptions
@@ -257,6 +259,22 @@ def test_the_same_settings_with_effect_are_taken(make, settings):
         ({"save_total_limit": -1}, "must be at least 1, got -1: without the setting all checkpoints are kept"),
         ({"optim_args": "momentum", "optim": "sgd"}, "must be name=value,name=value, got 'momentum'"),
         ({"optim_args": "momentun=0.9", "optim": "sgd"}, "--optim_args: sgd has no 'momentun': did you mean momentum?"),
+        ({"optim_args": "momentum=x", "optim": "sgd"}, "--optim_args: momentum must be a number, got 'x'"),
+        ({"log_level": "loud"}, "--log_level must be one of detail, debug, info, warning, error"),
+        ({"torch_compile_mode": "fast"}, "--torch_compile_mode must be one of default, reduce-overhead"),
+        ({"include_num_input_tokens_seen": "some"}, "must be no, all or non_padding, got 'some'"),
+        ({"lr_scheduler_kwargs": "[1]"}, "must be a JSON mapping such as '{\"name\": 1}', got '[1]'"),
+        (
+            {"gradient_checkpointing_kwargs": "no", "gradient_checkpointing": True},
+            "--gradient_checkpointing_kwargs must be a JSON mapping",
+        ),
+        (
+            {"gradient_checkpointing_kwargs": {"use_reentrent": True}, "gradient_checkpointing": True},
+            "checkpointing has no argument 'use_reentrent': did you mean use_reentrant?",
+        ),
+        ({"debug": "underflow_overflow"}, "--debug cannot be used: --on_nonfinite says which records"),
+        ({"neftune_noise_alpha": 5.0}, "--neftune_noise_alpha cannot be used here: completions are sampled without"),
+        ({"ddp_backend": "gloo"}, "--ddp_backend has no effect without several processes"),
         ({"optim": "stable_adamw"}, "--optim stable_adamw needs optimi: pip install torch-optimi"),
         ({"fsdp": True, "fsdp_config": "none.json"}, "--fsdp_config none.json: no such file; expected a JSON file"),
         ({"video_fps": 1.0, "base_interval": 1.0}, "say the same thing twice"),
@@ -279,6 +297,10 @@ def test_values_out_of_range_are_refused_with_the_range(make, settings, expected
         ({"gradient_checkpointing": "no"}, "--gradient_checkpointing", "True or False or None"),
         ({"save_strategy": "step"}, "--save_strategy", "did you mean steps"),
         ({"lr_scheduler_kwargs": {"nope": 1}, "lr_scheduler_type": "cosine"}, "--lr_scheduler_kwargs", "nope"),
+        (
+            {"lr_scheduler_kwargs": {"num_cycles": "x"}, "lr_scheduler_type": "cosine"},
+            *("--lr_scheduler_kwargs {'num_cycles': 'x'}", "could not convert"),
+        ),
         ({"lr_scheduler_type": "cosine_with_min_lr"}, "--lr_scheduler_type cosine_with_min_lr", "min_lr"),
         ({"output_dir": "runs/\udcff"}, "--output_dir", "UTF-8"),
         ({"dataset_use": "d\udcff.json"}, "--dataset_use", "UTF-8"),
@@ -381,6 +403,35 @@ def test_gradient_checkpointing_kwargs_reach_the_newer_name_of_the_setting():
         config = GRPOConfig(use_cpu=True, **settings)
     newer = getattr(config, "activation_checkpointing_kwargs", config.gradient_checkpointing_kwargs)
     assert newer == {"use_reentrant": True}
+
+
+def test_numbers_of_numpy_become_those_of_python(make):
+    """Scripts compute them: ``for rate in np.logspace(-6, -5, 3)``. The card and the log know none of them."""
+    rates = np.logspace(-6, -5, 2)
+    config = make(
+        learning_rate=rates[0],
+        grpo_beta=np.float32(0.5),
+        max_steps=np.int64(3),
+        reward_funcs=["format", "accuracy"],
+        reward_weights=list(rates),
+        tune_mm_mlp=np.bool_(False),
+    )
+    found = (config.learning_rate, config.grpo_beta, config.max_steps, config.tune_mm_mlp, *config.reward_weights)
+    assert found == pytest.approx((1e-6, 0.5, 3, False, 1e-6, 1e-5), rel=1e-15)
+    assert [type(each) for each in found] == [float, float, int, bool, float, float]
+
+
+def test_either_name_of_checkpointing_decides(make):
+    """The newer one of transformers comes first, where both are given."""
+    for settings, expected in (
+        ({}, False),
+        ({"gradient_checkpointing": True}, True),
+        ({"activation_checkpointing": True}, True),
+        ({"gradient_checkpointing": True, "activation_checkpointing": False}, False),
+    ):
+        assert recomputes_layers(TrainingSettings(**settings)) is expected
+        if all(hasattr(make(), name) for name in settings):  # older versions of transformers have the first one alone
+            assert recomputes_layers(make(**settings)) is expected
 
 
 @pytest.mark.parametrize("kind", [GRPOConfig, WarmupConfig])

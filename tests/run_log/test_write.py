@@ -115,6 +115,31 @@ def test_the_summary_has_the_numbers_of_the_page(report):
     assert run["groups"] == counted
 
 
+def test_the_seconds_of_a_phase_that_not_each_step_has_are_those_of_a_mean_step(make_run, tmp_path):
+    """With ``--num_iterations 2`` every second step samples. The page has the same numbers."""
+    rows = [
+        (1, {"loss": 0.0, "time/sample_s": 4.0, "time/update_s": 1.0}),
+        (2, {"loss": 0.0, "time/update_s": 1.0}),
+    ]
+    written = make_report([make_run(metrics=rows)], tmp_path / "out")
+    seconds = {"time/sample_s": 2.0, "time/update_s": 1.0}
+    assert written.summary["runs"][0]["seconds_per_step"] == seconds
+    [curves] = told(written.folder / "data" / "curves.js")
+    assert curves["phases"][0]["means"] == list(seconds.values())
+
+
+def test_the_report_of_a_warm_up_has_its_held_out_loss_and_its_own_settings(make_run, tmp_path):
+    rows = [(1, {"loss": 3.0, "eval_loss": 2.5}), (2, {"loss": 2.0, "eval_loss": 2.0})]
+    written = make_report([make_run(metrics=rows, target_template="<answer>{solution}</answer>")], tmp_path / "out")
+    trend = written.summary["runs"][0]["trends"]["eval_loss"]
+    assert (trend["first"], trend["last"]) == (2.5, 2.0)
+    page = (written.folder / "index.html").read_text()
+    assert "--target_template" in page and "&lt;answer&gt;{solution}" in page
+    [curves] = told(written.folder / "data" / "curves.js")
+    [chart] = [each for charts in curves["sections"].values() for each in charts if each["metric"] == "eval_loss"]
+    assert (chart["title"], chart["unit"]) == ("loss of held-out targets", "nats per token")
+
+
 def test_dropped_groups_and_those_of_other_processes_are_counted(make_run, tmp_path):
     run = make_run(rollouts=[*group([0.0, 1.0]), *group([1.0, 1.0], dropped=True, **SCAN)])
     RunLog(run, rank=1, world_size=2).log_rollouts(group([0.0, 1.0], record_id="other", step=2))

@@ -120,6 +120,15 @@ def joined(first: str, pieces: list[str]):
     return [first, "".join(pieces)]
 
 @tool
+def pair(both: tuple[str, str]):
+    """Join two texts.
+
+    Args:
+        both: the texts.
+    """
+    return "".join(both)
+
+@tool
 def half_a_pair():
     """Fail."""
     return chr(0xD800)
@@ -471,11 +480,13 @@ def test_an_environment_that_fails_is_named_with_the_record(world):
         made.answer(JSON_CALL.format("act", "{}") + END)
 
 
-@pytest.mark.parametrize("tools", ["own.py:joined", "trl:own.py:Page"])
+@pytest.mark.parametrize("tools", ["own.py:joined", "own.py:pair", "trl:own.py:Page"])
 def test_a_special_token_that_a_tool_puts_together_of_what_the_model_wrote_ends_no_run(world, tools):
     made = world(tools=(tools,))
     if tools == "own.py:joined":
         calls = JSON_CALL.format("joined", '{"first": "So <|im_", "pieces": ["e", "nd|>"]}')
+    elif tools == "own.py:pair":
+        calls = JSON_CALL.format("pair", '{"both": ["< |im_", "end|>"]}'.replace("< ", "<"))
     else:
         calls = "".join(JSON_CALL.format("write", f'{{"text": "{text}"}}') for text in ("<|im_", "end|>"))
         calls += JSON_CALL.format("read", "{}")

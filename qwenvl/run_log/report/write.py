@@ -29,6 +29,7 @@ from qwenvl.run_log.report.pages import (
 )
 from qwenvl.run_log.report.timelines import Reading
 from qwenvl.run_log.run import (
+    AT_THE_END,
     SECTIONS,
     Run,
     charts,
@@ -36,11 +37,12 @@ from qwenvl.run_log.run import (
     differing_settings,
     each_once,
     finite,
-    is_phase,
     phases,
+    seconds_of_phases,
     trend,
 )
 from qwenvl.run_log.warnings import warnings_of
+from qwenvl.types import EVALUATED_LOSS
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -347,21 +349,18 @@ def run_summary(run: Run, rows: Sequence[GroupRow]) -> dict[str, Any]:
     for name, points in run.evaluations().items():
         best = max(points, key=lambda point: point.reward)
         evaluations[name] = {"first": asdict(points[0]), "last": asdict(points[-1]), "best": asdict(best)}
-    seconds = {}
-    for name in run.metrics():
-        if is_phase(name):
-            seconds[name] = finite([fmean(value for _, value in run.values(name))])[0]
+    losses = [name for name in run.metrics() if name.endswith(EVALUATED_LOSS) and not name.startswith(AT_THE_END)]
     return {
         "run": run.name,
         "steps": run.steps,
         "finished": run.finished,
         "evaluations": evaluations,
-        "trends": {name: _trend(run, name) for name in with_trend if run.values(name)},
+        "trends": {name: _trend(run, name) for name in (*with_trend, *losses) if run.values(name)},
         "warnings": [
             {"code": each.code, "message": each.message, "advice": each.advice} for each in warnings(run, rows)
         ],
         "groups": groups,
-        "seconds_per_step": seconds,
+        "seconds_per_step": seconds_of_phases(run),
     }
 
 

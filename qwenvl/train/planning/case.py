@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from qwenvl.config.trainer_checks import recomputes_layers
 from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.dataset import load_dataset
 from qwenvl.data.frames import FrameRule
@@ -31,10 +32,11 @@ RECORDS = 1000
 """Most records whose prompts are measured: a random sample, the same for a seed."""
 
 
-def lengths_of(args: Any) -> tuple[list[PromptLength], int]:
-    """The lengths of prompts, the shortest first, and the number of records above ``max_prompt_length``.
+def lengths_of(args: Any) -> tuple[list[PromptLength], int, int]:
+    """The lengths of the prompts of at most ``RECORDS`` records. Nothing is decoded.
 
-    Nothing is decoded.
+    Returns:
+        The lengths, the shortest first, the number of prompts above ``max_prompt_length``, and that of all records.
 
     Raises:
         ValueError, OSError: all prompts are too long, or the data or the processor can't be used.
@@ -62,7 +64,7 @@ def lengths_of(args: Any) -> tuple[list[PromptLength], int]:
             f"all {len(found)} prompts are above --max_prompt_length {limit}: the shortest has {found[0].tokens} "
             "tokens; raise it, or show less (--fit_frames, --video_max_frames, --video_max_frame_pixels, --max_pixels)"
         )
-    return kept, len(found) - len(kept)
+    return kept, len(found) - len(kept), len(dataset.records)
 
 
 def policy_without_weights(args: Any) -> nn.Module:
@@ -123,7 +125,7 @@ def case_of(
         logit_bytes=int(args.logit_memory_gb * 1e9),
         shared=shares and supports_shared_prefix(policy) is None,
         encoded=shares and supports_encode_once(policy) is None,
-        checkpointing=bool(args.gradient_checkpointing),
+        checkpointing=recomputes_layers(args),
         stream=base,
         products=2 if args.bf16 or args.fp16 else 4,
         rank=args.lora_r if args.lora_enable else 0,

@@ -73,6 +73,8 @@ class SolutionTargets:
         inside = next((tag for tag in _TAGS if tag in _thinking(record)), None)
         if inside:
             return f"`thinking` has a {inside} in it, which rewards would take for that of the target; leave it out"
+        if not _answer(record):
+            return "the solution has an empty answer block, or nothing but thinking: a warm-up would teach no answer"
         if self.template is not None and "{thinking}" in self.template and not _thinking(record):
             return (
                 "--target_template names {thinking}, and the record has neither a `thinking` nor a think block in its "
@@ -104,16 +106,15 @@ class SolutionTargets:
         """The whole target, think block included."""
         solution = _solution(record)
         thinking = _thinking(record)
-        answer = first_block(solution, "answer")
-        own = first_block(solution, "think")
-        without_thinking = solution[: own.start] + solution[own.end :] if own else solution
         if self.template is not None:
-            values = {"thinking": thinking, "solution": answer.inner if answer else without_thinking.strip()}
+            values = {"thinking": thinking, "solution": _answer(record)}
             # Not `str.format`: the template may have other braces, as LaTeX and JSON do.
             return re.sub(r"\{(thinking|solution)\}", lambda name: values[name[1]], self.template)
-        if answer and (own or not thinking):
+        has_answer_block = first_block(solution, "answer") is not None
+        has_think_block = first_block(solution, "think") is not None
+        if has_answer_block and (has_think_block or not thinking):
             return solution  # it has the form that rewards read
-        in_tags = solution if answer else f"<answer>{without_thinking.strip()}</answer>"
+        in_tags = solution if has_answer_block else f"<answer>{_answer(record)}</answer>"
         return f"<think>{thinking}</think>{in_tags}" if thinking else in_tags
 
 
@@ -125,6 +126,18 @@ def _solution(record: Record) -> str:
     text = record.solution
     is_opened_before = "</think>" in text and "<think>" not in text
     return f"<think>{text}" if is_opened_before else text
+
+
+def _answer(record: Record) -> str:
+    """The content of the answer block of a record's solution, or what it has beside its thinking. "" without both."""
+    solution = _solution(record)
+    block = first_block(solution, "answer")
+    if block is not None:
+        return block.inner if block.inner.strip() else ""
+    thinking = first_block(solution, "think")
+    if thinking is not None:
+        solution = solution[: thinking.start] + solution[thinking.end :]
+    return solution.strip()
 
 
 def _thinking(record: Record) -> str:

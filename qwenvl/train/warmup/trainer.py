@@ -28,6 +28,7 @@ from qwenvl.step.encode import Encode
 from qwenvl.step.kernels import build_likelihood
 from qwenvl.train.card import describe_model
 from qwenvl.train.policy_trainer import PolicyTrainer
+from qwenvl.train.run.finite_steps import SKIPPED
 from qwenvl.train.warmup.targets import TargetCollator, narrowed, targets_of
 from qwenvl.types import PromptBatch
 
@@ -267,5 +268,6 @@ class StopBelow(TrainerCallback):
 
     def _reached(self, state: TrainerState) -> bool:
         """Whether there are enough steps, with a mean loss below the bound."""
-        losses = [row["loss"] for row in state.log_history if "loss" in row][-STOP_STEPS:]
+        # A step that was left out has no loss: the Trainer logs 0.
+        losses = [row["loss"] for row in state.log_history if "loss" in row and not row.get(SKIPPED)][-STOP_STEPS:]
         return len(losses) == STOP_STEPS and sum(losses) / STOP_STEPS < self._loss

@@ -72,6 +72,15 @@ def test_tags_that_rewards_would_take_for_those_of_the_target_are_refused(soluti
     assert SolutionTargets().check_record(record(solution, thinking=thinking)).startswith(problem)
 
 
+@pytest.mark.parametrize(
+    "solution", ["<think>It is seen.</think>", "<answer></answer>", "<answer> </answer>", "so</think> "]
+)
+@pytest.mark.parametrize("template", [None, "It is {solution}."])
+def test_a_solution_without_an_answer_is_refused(solution, template):
+    problem = SolutionTargets(template).check_record(record(solution))
+    assert problem.startswith("the solution has an empty answer block, or nothing but thinking")
+
+
 def test_where_the_prompt_opens_the_think_block_the_target_goes_on_in_it():
     inside = {"opened_think": True}
     assert SolutionTargets().of(record("7", thinking="3 + 4"), **inside) == [("3 + 4</think><answer>7</answer>",)]

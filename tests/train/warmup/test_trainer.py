@@ -12,6 +12,7 @@ from qwenvl.config.grpo_config import WarmupConfig
 from qwenvl.model.loading import unwrap
 from qwenvl.model.positions import completion_positions
 from qwenvl.run_log.log import read_metrics
+from qwenvl.train.run.finite_steps import SKIPPED
 from qwenvl.train.warmup.trainer import StopBelow, WarmupTrainer
 from tests.train.conftest import turns
 from tests.train.every_target import GRADIENTS
@@ -104,7 +105,7 @@ def test_loss_and_gradient_equal_those_of_the_stock_model(make_warmup, tiny_chec
 def divided(tiny_checkpoint, sop_data, tmp_path_factory):
     """The gradients of two steps, of eight prompts and of the three that are left, divided in three ways."""
     folder = tmp_path_factory.mktemp("divided")
-    words = [turns("What comes next? " + "step " * n, "so " * (n % 4)) for n in range(10)]
+    words = [turns("What comes next? " + "step " * n, "so " * (1 + n % 4)) for n in range(10)]
     rows = [{"id": f"text-{n}", "conversations": conversation} for n, conversation in enumerate(words)]
     rows.append(json.loads(sop_data.read_text())[7] | {"image": str(sop_data.parent / "part.png")})
     (folder / "data.json").write_text(json.dumps(rows))
@@ -190,6 +191,30 @@ def test_the_mean_of_the_last_ten_losses_is_compared():
         state.log_history = [{"loss": loss} for loss in losses] + [{"eval_loss": 0.0}]
         stop.on_log(SimpleNamespace(save_strategy="no"), state, control, logs={"loss": losses[-1]})
         assert control.should_training_stop is ends, losses
+
+
+def test_steps_that_were_left_out_have_no_loss():
+    """The Trainer logs 0 for a step whose loss was NaN and that ``--on_nonfinite skip`` has left out."""
+    stop = StopBelow(0.5)
+    state = TrainerState()
+    state.log_history = [{"loss": 0.0, SKIPPED: 1.0}] * 5 + [{"loss": 0.6, SKIPPED: 0.0}] * 9
+    assert not stop._reached(state)
+    state.log_history += [{"loss": 0.0, SKIPPED: 1.0}, {"loss": 0.6, SKIPPED: 0.0}]
+    assert not stop._reached(state)
+    state.log_history += [{"loss": 0.1, SKIPPED: 0.0}] * 10
+    assert stop._reached(state)
+
+
+def test_the_card_of_a_warm_up_has_its_held_out_loss_and_its_settings(make_warmup, sop_data, tmp_path):
+    settings = {"target_template": "<answer>{solution}</answer>", "eval_strategy": "steps", "eval_steps": 1}
+    trainer = make_warmup(eval_dataset_use=str(sop_data), **settings)
+    trainer.train()
+    trainer.save_model()
+    card = (tmp_path / "run" / "README.md").read_text()
+    [*_, loss] = [row["eval_loss"] for row in trainer.state.log_history if "eval_loss" in row]
+    assert f"Mean loss of the held-out targets (`eval`) at step 2: {loss:.3f} nats per token." in card
+    assert "not evaluated" not in card and "target_template: <answer>{solution}</answer>" in card
+    assert "bf16:" not in card and "dataloader_num_workers:" not in card  # nobody has set them
 
 
 def test_a_warm_up_ends_with_a_checkpoint_once_the_loss_is_low_enough(make_warmup, tmp_path):
