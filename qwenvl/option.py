@@ -239,7 +239,9 @@ def parse_row(text: str, *, unnamed: bool = False) -> tuple[str, dict[str, Any]]
     given: dict[str, Any] = {}
     try:
         tree = ast.parse(f"f({call['arguments']})", mode="eval").body
-        if not isinstance(tree, ast.Call) or len(tree.args) > int(unnamed):
+        # f(a)(b) is a call of a call.
+        is_one_call = isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name)
+        if not isinstance(tree, ast.Call) or not is_one_call or len(tree.args) > int(unnamed):
             raise ValueError
         for value in tree.args:
             given[""] = _literal(value)
@@ -321,10 +323,21 @@ def misfit(config: Any, name: str, hint: Any) -> str | None:
         return None
     if choices:
         return None if value in choices else f"--{name} {wrong_choice(value, choices)}"
+    if not _is_of(value, kinds):
+        return f"--{name} must be {' or '.join(_NAMES_OF_KINDS[kind] for kind in kinds)}, got {value!r}"
+    # A type hint may leave open what a list holds.
+    items = next((get_args(part) for part in _parts(hint) if get_origin(part) is list), ())
+    if isinstance(value, list) and items:
+        wrong = [each for each in value if not _is_of(each, items)]
+        if wrong:
+            return f"--{name} must be a list, each of it {_NAMES_OF_KINDS[items[0]]}, got {wrong[0]!r} in it"
+    return None
+
+
+def _is_of(value: Any, kinds: tuple[type, ...]) -> bool:
+    """Whether a value is of one of some classes. An integer is a number, and a truth value is not."""
     accepted = (*kinds, int) if float in kinds else kinds
-    if isinstance(value, accepted) and (bool in kinds or not isinstance(value, bool)):
-        return None
-    return f"--{name} must be {' or '.join(_NAMES_OF_KINDS[kind] for kind in kinds)}, got {value!r}"
+    return isinstance(value, accepted) and (bool in kinds or not isinstance(value, bool))
 
 
 def choices_of(hint: Any) -> tuple[str, ...]:

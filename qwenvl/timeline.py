@@ -92,6 +92,12 @@ _STEP_KEYS = ("step", "step_number", "name", "label", "action", "event", "descri
 _ROW = re.compile(r"[ \t]*\|(.*)\|[ \t]*")  # of a table
 _START_HEADINGS = ("start", "begin", "开始")
 _END_HEADINGS = ("end", "stop", "结束")
+_OTHER_UNITS = frozenset(
+    (
+        *("%", "percent", "pct", "ms", "msec", "msecs", "milliseconds"),
+        *("min", "mins", "minute", "minutes", "m", "h", "hour", "hours", "hr", "hrs", "frame", "frames"),
+    )
+)
 _OTHER_HEADINGS = ("#", "no", "nr", "row", "index", "duration", "length", "序号", "时长")
 
 
@@ -160,7 +166,7 @@ def entry_in_other_units(text: str) -> str | None:
         >>> entry_in_other_units("0-3 (1); 1-2 min (2)"), entry_in_other_units("0-3 (1) 5 min break")
         ('1-2 min (2)', None)
     """
-    for entry in _entries(text):
+    for entry in _entries(_plain_text(text)):
         found = _RANGE.search(entry)
         in_front = found is not None and _ends_with_another_unit(entry[: found.start()])
         if (in_front or _RANGE_IN_OTHER_UNITS.search(entry)) and _from_entry(entry, {}) is None:
@@ -175,6 +181,7 @@ def entry_without_span(text: str) -> str | None:
         >>> entry_without_span("0-3 (1); 3-soon (2)"), entry_without_span("Steps: 0-3 (1)")
         ('3-soon (2)', None)
     """
+    text = _plain_text(text)
     objects = _FLAT_OBJECT.findall(text)
     for entry in objects or _entries(text):
         span = _from_object(entry, {}) if objects else _from_entry(entry, {})
@@ -280,13 +287,18 @@ def named_step(text: str, listed: Mapping[str, int]) -> tuple[int | None, str]:
 
 def _readings(text: str, listed: Mapping[str, int]) -> list[tuple[str, TimedStep | None]]:
     """The entries of a text, each with its span, or None where it is none."""
-    text = text.replace("**", "")  # of Markdown: "**Step 1** (0.0 - 3.5)"
-    text = _STEP_AND_COLON.sub(r"\1: ", text)
+    text = _plain_text(text)
     objects = _FLAT_OBJECT.findall(text)
     if objects:
         return [(each, _from_object(each, listed)) for each in objects]
-    text = _with_ranges_in_tables(text)
     return [(each, _from_entry(each, listed)) for each in _entries(_with_numbers(text, listed))]
+
+
+def _plain_text(text: str) -> str:
+    """A text as its entries are read: without Markdown, and with tables as lines of a range and a step."""
+    text = text.replace("**", "")  # "**Step 1** (0.0 - 3.5)"
+    text = _STEP_AND_COLON.sub(r"\1: ", text)
+    return text if _FLAT_OBJECT.search(text) else _with_ranges_in_tables(text)
 
 
 def _with_ranges_in_tables(text: str) -> str:
@@ -314,8 +326,10 @@ def _with_ranges_in_tables(text: str) -> str:
 
 def _kind_of_column(heading: str) -> str:
     """What a column of a table holds: ``start``, ``end``, ``step``, or ``other``, which says nothing about a step."""
-    words = re.findall(r"[^\W\d_]+|#", heading.casefold())
+    words = re.findall(r"[^\W\d_]+|[#%]", heading.casefold())
     first = words[0] if words else ""
+    if not _OTHER_UNITS.isdisjoint(words):  # "start (min)", "start_frame": no seconds
+        return "other"
     if first.startswith(_START_HEADINGS):
         return "start"
     if first.startswith(_END_HEADINGS):

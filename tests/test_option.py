@@ -12,7 +12,10 @@ from qwenvl.option import Options, option, parse_row, problems_of
 
 @pytest.mark.parametrize(
     "text",
-    ["f(1)", "f(**{})", "f(a=1, a=2)", "f(a={[1]: 2})", "f(a=g())", "f(a=1) + g(b=2)", "f(a=)", "f(*x)", "f((a=1))"],
+    [
+        *("f(1)", "f(**{})", "f(a=1, a=2)", "f(a={[1]: 2})", "f(a=g())", "f(a=1) + g(b=2)", "f(a=)", "f(*x)"),
+        *("f((a=1))", "f(a=1)(b=2)"),
+    ],
 )
 def test_anything_but_a_call_with_named_literals_is_refused(text):
     with pytest.raises(ValueError, match="expected name"):

@@ -58,7 +58,8 @@ def _between_rooms(config: Any) -> Iterator[str]:
     """Problems between the options of several rooms, and of the Trainer's settings."""
     if isinstance(config, ObjectiveOptions):
         yield from _of_training(config)
-    if getattr(config, "stop_below_loss", None) is not None and config.logging_steps != 1:  # of a warm-up
+    logs_each_step = config.logging_steps == 1 and text_of_choice(config.logging_strategy) == "steps"
+    if getattr(config, "stop_below_loss", None) is not None and not logs_each_step:  # of a warm-up
         reason = "it reads the loss of each step from the log"
         yield no_effect("--stop_below_loss", without="--logging_steps 1", reason=reason)
     yield from _of_what_is_trained(config)
@@ -120,8 +121,9 @@ def problems_of_machine(config: Any) -> Iterator[str]:
             "--deepspeed needs a launcher, for one process too: put torchrun --standalone --nproc_per_node 1 in place "
             "of python"
         )
-    if config.ddp_backend is not None and not _OF_LAUNCHERS & set(os.environ):
-        yield no_effect("--ddp_backend", without="several processes", reason="torchrun starts some")
+    if not _OF_LAUNCHERS & set(os.environ):
+        for name in set_among(config, "ddp_backend", "ddp_bucket_cap_mb", "ddp_static_graph"):
+            yield no_effect(f"--{name}", without="several processes", reason="torchrun starts some")
 
 
 def _of_training(config: Any) -> Iterator[str]:

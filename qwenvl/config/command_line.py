@@ -26,7 +26,7 @@ from qwenvl.config.settings import OF_TRAINING, TrainingOptions, TrainingSetting
 from qwenvl.data.prompt_settings import trained_otherwise
 from qwenvl.failure import tell
 from qwenvl.files import plain_file
-from qwenvl.option import Options, all_options, kinds_of, row_text, was_set
+from qwenvl.option import Options, all_options, kinds_of, no_effect, row_text, set_among, was_set
 
 if TYPE_CHECKING:
     from qwenvl.config.grpo_config import GRPOConfig
@@ -349,6 +349,9 @@ def _missing(config: Any) -> Iterator[str]:
         if getattr(config, name) not in ("no", False) and config.eval_dataset_use is None:
             value = f" {config.eval_strategy}" if name == "eval_strategy" else ""
             yield f"--{name}{value} needs --eval_dataset_use: nothing to evaluate"
+    if config.eval_dataset_use is None:
+        for name in set_among(config, "eval_sample_size", "per_device_eval_batch_size"):
+            yield no_effect(f"--{name}", without="--eval_dataset_use")
     for name in ("hub_model_id", "hub_token", "hub_private_repo", "hub_revision"):
         if getattr(config, name) is not None and not config.push_to_hub:
             yield f"--{name} has no effect without --push_to_hub"

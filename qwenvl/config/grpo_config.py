@@ -156,6 +156,8 @@ def settle(config: RunConfig, rates: tuple[float, float], best_metric: str) -> N
     if str(config.fsdp).lower() in ("true", "false"):  # as a settings file has it; transformers takes --fsdp alone
         config.fsdp = str(config.fsdp).lower() == "true"
     _make_numbers_plain(config)
+    if config.report_to is None:  # as people write it in Python
+        config.report_to = "none"
     problems = problems_of_run(config) or list(problems_of_machine(config))
     if problems:
         raise ValueError("\n".join(problems))

@@ -56,6 +56,7 @@ NOT_OF_OURS = {
     "logging_nan_inf_filter": "a loss that is not a number must show",
     "debug": "--on_nonfinite says which records have numbers that overflow",
     "parallelism_config": "--deepspeed or --fsdp split the model",
+    "auto_find_batch_size": "steps of fewer prompts are another run; qwenvl plan says which flags lower the memory",
 }
 """Settings of the Trainer that must keep their default here, each with the reason."""
 
@@ -195,6 +196,11 @@ def _without_effect(config: Any) -> Iterator[str]:
         yield no_effect("--liger_kernel_config", without="--use_liger_kernel")
     if was_set(config, "fsdp_config") and not config.fsdp:
         yield no_effect("--fsdp_config", without="--fsdp")
+    if _has_no_tracker(config.report_to):
+        for name in set_among(config, "project", "trackio_space_id", "trackio_bucket_id", "trackio_static_space_id"):
+            yield no_effect(f"--{name}", without="--report_to")
+    if set_among(config, "gradient_checkpointing_kwargs") and set_among(config, "activation_checkpointing_kwargs"):
+        yield not_with("--gradient_checkpointing_kwargs", "--activation_checkpointing_kwargs", "they are the same")
     if not recomputes_layers(config):
         for name in set_among(config, "gradient_checkpointing_kwargs", "activation_checkpointing_kwargs"):
             yield no_effect(f"--{name}", without="--gradient_checkpointing or --activation_checkpointing")
@@ -223,6 +229,11 @@ def _of_optimizer(config: Any) -> Iterator[str]:
         yield not_with("--warmup_steps", f"--lr_scheduler_type {schedule}")
     if was_set(config, "lr_scheduler_kwargs") and schedule in ("constant", "constant_with_warmup"):
         yield not_with("--lr_scheduler_kwargs", f"--lr_scheduler_type {schedule}")
+
+
+def _has_no_tracker(trackers: str | list[str] | None) -> bool:
+    """Whether ``--report_to`` names no tracker."""
+    return trackers in (None, "none", [], ["none"])
 
 
 def _is_number(text: str) -> bool:
@@ -255,6 +266,10 @@ def _of_logs_and_checkpoints(config: Any) -> Iterator[str]:
         if saves == "best":
             reason = "nothing says which checkpoint is the best"
             yield not_with("--save_strategy best", "--eval_strategy no", reason)
+    rate_follows = text_of_choice(config.lr_scheduler_type) in ("reduce_lr_on_plateau", "greedy")
+    reads_metric = config.load_best_model_at_end or saves == "best" or rate_follows
+    if evaluates != "no" and config.greater_is_better is not None and not reads_metric:
+        yield no_effect("--greater_is_better", without="--load_best_model_at_end or --save_strategy best")
     if saves == "no":
         for name in set_among(config, "save_total_limit", "save_only_model"):
             yield not_with(f"--{name}", "--save_strategy no", "no checkpoint is saved")

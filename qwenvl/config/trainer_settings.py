@@ -131,15 +131,14 @@ class TrainerSettings:
         None, "The newer name of --gradient_checkpointing_kwargs."
     )
     torch_compile: bool = setting(False, "Compile the model for training (torch.compile).")
-    torch_compile_backend: str | None = setting(None, "Backend of torch.compile.")
+    torch_compile_backend: str | None = setting(None, "Backend of torch.compile, which it turns on.")
     torch_compile_mode: (
         Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] | None
-    ) = setting(None, "Mode of torch.compile.")
+    ) = setting(None, "Mode of torch.compile, which it turns on.")
     use_liger_kernel: bool = setting(False, "Take the kernels of Liger where it has them.")
     liger_kernel_config: dict[str, bool] | str | None = setting(None, "Which of these kernels, a JSON mapping.")
     use_cache: bool = setting(False, "Keep keys and values in training forwards, for models that need it.")
     torch_empty_cache_steps: int | None = setting(None, "Give unused GPU memory back every so many steps.")
-    auto_find_batch_size: bool = setting(False, "Halve the batch size where memory runs out.")
 
     # ---- log and trackers
     logging_strategy: Literal["no", "steps", "epoch"] = setting("steps", "When to log.")
@@ -210,6 +209,7 @@ class TrainerSettings:
     # ---- not offered
     debug: str | list[str] = setting("")
     parallelism_config: str | None = setting(None)
+    auto_find_batch_size: bool = setting(False)
     label_smoothing_factor: float = setting(0.0)
     average_tokens_across_devices: bool = setting(True)
     bf16_full_eval: bool = setting(False)

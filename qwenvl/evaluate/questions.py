@@ -279,9 +279,10 @@ def clusters_of(records: Mapping[int, Record], by: str | None = None) -> dict[in
     """
     if by is not None:
         for record in records.values():
-            if by not in record.fields and not record.problem:
+            if record.fields.get(by) is None and not record.problem:
                 raise RecordError(
-                    f"{record.where}: no field {by!r}, which --cluster_by names; it has {', '.join(record.fields)}"
+                    f"{record.where}: no field {by!r}, or null in it, which --cluster_by names; it has "
+                    f"{', '.join(record.fields)}"
                 )
         return {number: str(record.fields.get(by)) for number, record in records.items()}
     media = {}

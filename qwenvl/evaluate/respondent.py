@@ -24,6 +24,7 @@ from qwenvl.failure import counted
 from qwenvl.model.loading import load_processor
 from qwenvl.model.saved_adapter import with_adapter
 from qwenvl.model.weight_files import base_of_adapter
+from qwenvl.option import nearest
 from qwenvl.rewards import Rubric
 from qwenvl.rewards.table import BY_FLAG, SHAPING
 from qwenvl.rollout.engine import EngineWithWeights, SamplingParams
@@ -196,7 +197,7 @@ def pass_reward(rubric: Rubric, options: PassOptions) -> str:
         )
     pass_by = options.pass_by or judges[0]
     if pass_by not in names:
-        raise ValueError(f"--pass_by {pass_by}: no such reward here; there are {', '.join(names)}")
+        raise ValueError(f"--pass_by {pass_by}: no such reward here; {nearest(pass_by, names, 'there are')}")
     value_range = next((each.value_range for each in rubric.functions if each.name == pass_by), None)
     if value_range is not None and pass_by not in SHAPING:
         low, high = value_range

@@ -69,6 +69,8 @@ MEASURES: dict[str, Callable[[ReadAnswer], float]] = {
 def step_rows(answers: Iterable[ReadAnswer]) -> list[Row]:
     """The number of spans of each step of the solutions, their recall and the mean error of their edges.
 
+    A span counts once for each completion of its record.
+
     ``recall`` is at an intersection over union of 0.5. ``start_error`` and ``end_error`` are mean absolute seconds over
     the spans with a match of at least 0.1, None without one.
     """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import threading
 from collections import Counter, defaultdict
@@ -208,7 +209,9 @@ def run(args: argparse.Namespace) -> int:
     else:
         show(render(report, args.dataset))
     # Behind the report: records of two files that have one id cannot be in one.
-    if args.write_clean:
+    if args.write_clean and not report.good:
+        print(f"--write_clean {args.write_clean}: no record is good, so that nothing is written", file=sys.stderr)
+    elif args.write_clean:
         with redirect_stdout(sys.stderr):
             # The file is read with the flags of the check, which put their texts around prompts again.
             good = (unframed(record, reading) for record in report.good)
@@ -491,7 +494,7 @@ def quantiles(values: Sequence[float]) -> dict[str, float]:
     if not values:
         return {}
     ordered = sorted(values)
-    place = min(int(0.95 * len(ordered)), len(ordered) - 1)
+    place = math.ceil(0.95 * len(ordered)) - 1
     return {"min": ordered[0], "median": median(ordered), "p95": ordered[place], "max": ordered[-1]}
 
 

@@ -47,6 +47,7 @@ STATE_BYTES = {
     "sgd": 0.0,
     "adagrad": 4.0,
     "rmsprop": 4.0,
+    "rmsprop_bnb_8bit": _QUANTIZED,
 }
 """Optimizer state of each trainable weight. AdamW has two float32 moments (arXiv:1711.05101), Lion one
 (arXiv:2302.06675), Adafactor sums of rows and columns (arXiv:1804.04235), 8-bit ones a byte (arXiv:2110.02861)."""
@@ -332,7 +333,8 @@ def optimizer_bytes(weights: ModelWeights, job: Job) -> int:
     plain = job.optimizer.removeprefix("paged_").removesuffix("_32bit")
     known = plain if plain in STATE_BYTES else plain.split("_")[0]
     copies = 4 if job.engine in ("zero2", "zero3") and job.products == 2 else 0
-    return round((STATE_BYTES.get(known, STATE_BYTES["adamw"]) + copies) * weights.trained)
+    moments = STATE_BYTES.get(known, STATE_BYTES["adamw"]) + 4 * job.further_moments
+    return round((moments + copies) * weights.trained)
 
 
 def layer_bytes(text: Text, kind: str, job: Job) -> int:

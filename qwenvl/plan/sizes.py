@@ -40,6 +40,7 @@ class Job:
     teacher: tuple[Shapes, int] | None = None  # another model, and the bytes of its weights
     teacher_leaves: bool = False  # the teacher is in CPU memory between its passes
     optimizer: str = "adamw_torch_fused"  # by the Trainer's name
+    further_moments: int = 0  # float32 numbers for each weight that its arguments add: momentum, centered
     narrows: bool = True  # sampling sorts the vocabulary (top-p below 1)
     engine: Engine = "none"  # what splits the model among the processes
     processes: int = 1

@@ -81,11 +81,12 @@ class RewardFunction:
 
     @property
     def reads_solution(self) -> bool:
-        """Whether it needs a solution: its signature names ``solution``, unless the object says otherwise itself."""
+        """Whether it needs a solution: it cannot be called without, unless the object says otherwise itself.
+
+        One that takes all columns, or has a default for the solution, does without.
+        """
         own = getattr(self.call, "reads_solution", None)
-        if own is not None:
-            return bool(own)
-        return "solution" in inspect.signature(self.call).parameters
+        return "solution" in required_columns(self) if own is None else bool(own)
 
     def close(self) -> None:
         """End the processes that it has, and those of the functions that it builds on."""

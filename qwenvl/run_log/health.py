@@ -7,6 +7,7 @@ window of the history with earlier ones. A rule that needs a longer history find
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -67,6 +68,16 @@ def equal_rewards(history: History, ended: bool = False) -> str | None:
     )
 
 
+def asks_for_form(reward: str) -> bool:
+    """Whether a reward is about the format of a completion, by the words of its name. "information" has no such word.
+
+    Example:
+        >>> asks_for_form("reward/strict_format"), asks_for_form("reward/information")
+        (True, False)
+    """
+    return "format" in re.split(r"[\W_]+", reward.casefold())
+
+
 def format_never_reached(history: History, ended: bool = False) -> str | None:
     """No completion of the run, of at least 48 groups, has a format reward above 0."""
     names: dict[str, None] = {}
@@ -75,7 +86,7 @@ def format_never_reached(history: History, ended: bool = False) -> str | None:
     for name in names:
         # A second slash is that of a number beside the reward, such as reward/format/skipped.
         # A penalty is 0 where all is well.
-        if not name.startswith("reward/") or "format" not in name or "penalty" in name or name.count("/") > 1:
+        if not name.startswith("reward/") or not asks_for_form(name) or "penalty" in name or name.count("/") > 1:
             continue
         entries = having(history, name)
         groups = sum(entry.groups for entry in entries)

@@ -214,8 +214,16 @@ def thinned(
     for start in range(0, len(steps), size):
         end = min(start + size, len(steps))
         last_steps.append(steps[end - 1])
-        means.append(fmean(values[start:end]))
+        means.append(_mean(values[start:end]))
     return last_steps, means, size
+
+
+def _mean(values: Sequence[float]) -> float:
+    """The mean of some values. NaN where it is none, as of infinity and minus infinity."""
+    try:
+        return fmean(values)
+    except ValueError:
+        return math.nan
 
 
 def trend(values: Sequence[float]) -> Trend | None:

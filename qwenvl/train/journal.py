@@ -35,10 +35,10 @@ def launch_facts() -> dict[str, str]:
     """The command, the time and the hardware of this process. The value of a flag that ends in token is left out."""
     words: list[str] = []
     for before, word in pairwise(["", Path(sys.argv[0]).name, *sys.argv[1:]]):
-        if before.endswith("token"):  # --hub_token VALUE
+        if re.fullmatch(r"--[\w-]*token", before):  # --hub_token VALUE
             words.append("...")
         else:  # --hub_token=VALUE
-            words.append(re.sub(r"(token=).*", r"\1...", word))
+            words.append(re.sub(r"\A(--[\w-]*token=).*", r"\1...", word))
     gpus = [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())]
     named = [f"{count} x {name}" for name, count in Counter(gpus).items()]
     return {

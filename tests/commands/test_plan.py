@@ -63,6 +63,18 @@ def test_a_plan_counts_the_precision_and_the_checkpointing_of_the_run(flags):
     assert not planned(*flags, *both).case[-1].checkpointing
 
 
+@pytest.mark.parametrize(
+    ("optimizer", "arguments", "moments"),
+    [
+        *(("sgd", None, 0), ("sgd", "momentum=0.9", 1), ("sgd", "momentum=0", 0), ("sgd", "weight_decay=0.1", 0)),
+        *(("rmsprop", "momentum=0.9, centered=True", 2), ("rmsprop", "centered=false", 0)),
+    ],
+)
+def test_a_plan_counts_the_moments_that_arguments_of_the_optimizer_add(flags, optimizer, arguments, moments):
+    given = [] if arguments is None else ["--optim_args", arguments]
+    assert planned(*flags, "--optim", optimizer, *given).case[-1].further_moments == moments
+
+
 def test_a_plan_says_where_it_has_measured_a_sample_of_the_records(flags, monkeypatch, capsys):
     monkeypatch.setattr("qwenvl.train.planning.case.RECORDS", 5)
     assert main([*flags, "--gpu_memory", "1"]) == 0

@@ -100,6 +100,7 @@ def test_a_dry_run_shows_targets_and_settings_of_a_warm_up_and_writes_nothing(fl
             {"stop_below_loss": 1, "logging_steps": 5},
             "--stop_below_loss has no effect without --logging_steps 1: it reads the loss of each step from the log",
         ),
+        ({"stop_below_loss": 1, "logging_strategy": "epoch"}, "--stop_below_loss has no effect without --logging"),
         ({"stop_below_los": 1}, "unknown flag --stop_below_los=1; near: stop_below_loss"),
     ],
 )

@@ -256,11 +256,12 @@ def test_a_wrong_command_line_waits_for_no_import(tmp_path):
     (tmp_path / "clip.mp4").touch()
     flags = f"--model_name_or_path {tmp_path}/clip.mp4 --dataset_use exampl --use_cpu --eval_on_start"
     said, both, scheduler, missing = shown(
-        ["train", *flags.split()],
+        ["train", *flags.split(), "--eval_sample_size", "4"],
         ["train", "--grpo_sample_size", "1", "--lora_r", "8"],
         ["train", "--lr_scheduler_type", "cosin"],
         ["warmup"],
     )
+    assert "--eval_sample_size has no effect without --eval_dataset_use" in said
     assert "--eval_on_start needs --eval_dataset_use" in said and "did you mean example?" in said
     assert "clip.mp4: a file; expected the folder of a model" in said
     assert "--grpo_sample_size must be at least 2" in both and "--lora_r has no effect without --lora_enable" in both

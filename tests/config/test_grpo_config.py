@@ -215,6 +215,14 @@ def test_nothing_to_train_is_refused_but_not_with_lora(make):
         {"optim_args": "momentum=0.9"},
         {"warmup_steps": 10, "lr_scheduler_type": "constant"},
         {"gradient_checkpointing_kwargs": {"use_reentrant": False}},
+        {
+            "gradient_checkpointing_kwargs": {"use_reentrant": False},
+            "activation_checkpointing_kwargs": {"use_reentrant": True},
+            "gradient_checkpointing": True,
+        },
+        {"project": "lids"},
+        {"greater_is_better": True, "eval_strategy": "steps"},
+        {"ddp_static_graph": True},
     ],
     ids=str,
 )
@@ -235,6 +243,9 @@ def test_settings_without_effect_are_refused(make, settings):
         {"optim_args": "momentum=0.9", "optim": "sgd"},
         {"logging_steps": 5, "logging_strategy": "epoch", "eval_strategy": "steps"},  # evaluation goes by it too
         {"gradient_checkpointing_kwargs": {"use_reentrant": False}, "gradient_checkpointing": True},
+        {"project": "lids", "report_to": ["trackio"]},
+        {"greater_is_better": False, "eval_strategy": "steps", "metric_for_best_model": "eval_total_reward_ci95"}
+        | {"load_best_model_at_end": True, "eval_steps": 100},
     ],
     ids=str,
 )
@@ -259,6 +270,9 @@ def test_the_same_settings_with_effect_are_taken(make, settings):
         ({"save_total_limit": -1}, "must be at least 1, got -1: without the setting all checkpoints are kept"),
         ({"optim_args": "momentum", "optim": "sgd"}, "must be name=value,name=value, got 'momentum'"),
         ({"optim_args": "momentun=0.9", "optim": "sgd"}, "--optim_args: sgd has no 'momentun': did you mean momentum?"),
+        ({"reward_funcs": ["format", print]}, "--reward_funcs must be a list, each of it a string, got <built-in"),
+        ({"reward_weights": [1, "2"]}, "--reward_weights must be a list, each of it a number, got '2' in it"),
+        ({"auto_find_batch_size": True}, "--auto_find_batch_size cannot be used: steps of fewer prompts are another"),
         ({"optim_args": "momentum=x", "optim": "sgd"}, "--optim_args: momentum must be a number, got 'x'"),
         ({"log_level": "loud"}, "--log_level must be one of detail, debug, info, warning, error"),
         ({"torch_compile_mode": "fast"}, "--torch_compile_mode must be one of default, reduce-overhead"),

@@ -1,11 +1,14 @@
 """Each control takes away what it names, and leaves the rest."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from PIL import Image
 
 from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.dataset import load_dataset
+from qwenvl.data.errors import RecordError
 from qwenvl.evaluate.options import EvaluateOptions
 from qwenvl.evaluate.questions import (
     Question,
@@ -136,6 +139,9 @@ def test_records_that_share_a_clip_belong_together():
     assert clusters[0] == clusters[1] == clusters[2]
     assert len(set(clusters.values())) == 4 and clusters[4] == "d[e]"
     assert clusters_of(records, "id") == dict(enumerate("abcdef"))
+    unknown = {0: replace(records[0], fields={"station": None})}
+    with pytest.raises(RecordError, match="no field 'station', or null in it, which --cluster_by names"):
+        clusters_of(unknown, "station")
 
 
 def test_the_view_of_a_teacher_is_a_control(dataset):

@@ -164,6 +164,12 @@ def test_a_value_out_of_its_bounds_is_refused(folder, capsys):
     assert "--jobs must be at least 1, got 0" in refused(capsys, "check", folder / "data.jsonl", "--jobs", "0")
 
 
+def test_no_file_is_written_where_no_record_is_good(tmp_path, capsys):
+    (tmp_path / "bad.json").write_text('[{"prompt": "Which?"}]')
+    code, _ = run(capsys, "check", tmp_path / "bad.json", "--write_clean", tmp_path / "clean.json")
+    assert code == 1 and not (tmp_path / "clean.json").exists()
+
+
 def test_what_write_clean_cannot_write_costs_no_report(folder, capsys, monkeypatch, write_rows, make_row):
     two = f"{write_rows([make_row(id='0')], 'a.json')},{write_rows([make_row(id='0')], 'b.json')}"
     with pytest.raises(SystemExit):

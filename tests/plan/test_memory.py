@@ -111,6 +111,8 @@ def test_each_optimizer_keeps_its_bytes_per_weight():
     kept = {"adamw_torch_fused": 8.0, "adamw_8bit": 2 * (1 + 4 / 256), "paged_lion_32bit": 4.0, "sgd": 0.0, "new": 8}
     for name, expected in kept.items():
         assert optimizer_bytes(WEIGHTS, Job(tokens=1, patches=0, optimizer=name)) == round(expected * 1064)
+    with_momentum = Job(tokens=1, patches=0, optimizer="sgd", further_moments=1)
+    assert optimizer_bytes(WEIGHTS, with_momentum) == 4 * 1064
 
 
 def kept_by_layers(model: torch.nn.Module, rounded: bool) -> list[int]:

@@ -210,6 +210,20 @@ def test_data_is_checked_by_the_functions_a_record_goes_to():
     assert both.check_record(record) is None
 
 
+def test_a_solution_is_needed_where_a_function_cannot_be_called_without():
+    def compares(completions, solution):
+        return [1.0] * len(completions)
+
+    def may_compare(completions, solution=None, **columns):
+        return [1.0] * len(completions)
+
+    within = build_rubric([compares]).functions[0]
+    outer = replace(resolve("cosine"), arguments={**resolve("cosine").arguments, "correctness_func": within})
+    assert rubric(compares).check_solution("").startswith(NO_SOLUTION)
+    assert rubric(outer).check_solution("").startswith(NO_SOLUTION)
+    assert rubric(may_compare).check_solution("") is None
+
+
 def test_bad_weights_double_names_and_missing_columns_are_refused():
     there = "needs the column 'solution', which no record has; there are: completions, id"
     for wrong, message in (

@@ -12,6 +12,8 @@ def test_neighbours_are_averaged_at_the_last_of_their_steps():
     assert thinned([1, 2, 3, 4, 5], [1.0, 3.0, 5.0, 7.0, 9.0], most=3) == ([2, 4, 5], [2.0, 6.0, 9.0], 2)
     assert thinned([4, 8], [1.0, 2.0], most=2) == ([4, 8], [1.0, 2.0], 1)
     assert thinned([], [], most=2) == ([], [], 1)
+    steps, [mean], _ = thinned([1, 2], [math.inf, -math.inf], most=1)
+    assert steps == [2] and math.isnan(mean)
 
 
 def test_a_trend_compares_the_fifths_with_their_interval():

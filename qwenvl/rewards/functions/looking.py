@@ -102,7 +102,7 @@ def looked_and_right(
     turns: list[Sequence[Turn]] | None = None,
     *,
     correctness_func: Correctness = ACCURACY,
-    bonus: Annotated[float, Argument("The value of a completion that looked and is right.")] = 0.1,
+    bonus: Annotated[float, Argument("The value of a completion that looked and is right.", above=0)] = 0.1,
     **columns: Any,
 ) -> list[Any]:
     """``bonus`` for a completion that looked at the video again and is right, else 0.

@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from qwenvl.run_log.health import all_equal
+from qwenvl.run_log.health import all_equal, asks_for_form
 from qwenvl.run_log.log import EvaluationSample, Rollout, read_rollouts
 from qwenvl.run_log.report.page_data import PageData, as_json
 from qwenvl.run_log.report.timelines import Reading, answer_as_shown, solution_as_shown
@@ -138,7 +138,7 @@ def _judges_form(name: str) -> bool:
 
 def _form_without_content(rewards: Mapping[str, float | None]) -> bool:
     """Whether a completion has the form that a format reward asks for, and nothing right."""
-    form = [value for name, value in rewards.items() if value is not None and "format" in name.casefold()]
+    form = [value for name, value in rewards.items() if value is not None and asks_for_form(name)]
     content = _content(rewards)
     return bool(form and content) and min(form) >= HIGH_FORMAT and max(content) <= 0
 

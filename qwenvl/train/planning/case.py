@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from qwenvl.config.flags import TRUE
 from qwenvl.config.trainer_checks import recomputes_layers
 from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.dataset import load_dataset
@@ -133,6 +134,7 @@ def case_of(
         tower_learns="vision" in learning,
         mergers_learn="mlp" in learning,
         optimizer=str(getattr(args.optim, "value", args.optim) or "adamw_torch_fused"),
+        further_moments=_further_moments(args),
         engine=engine,
         processes=processes,
         waits_on_host=not args.use_cpu and pixels > LARGE,
@@ -145,6 +147,20 @@ def case_of(
         samples=not args.engine_has_own_weights,
     )
     return shapes, ModelWeights.of(sizes, len(shapes.text.layers)), job
+
+
+def _further_moments(args: Any) -> int:
+    """The numbers for each weight that ``--optim_args`` add to the state of PyTorch's SGD and RMSprop.
+
+    They are the momentum, and the mean gradient of a centered RMSprop.
+    """
+    optimizer = str(getattr(args.optim, "value", args.optim))
+    if not args.optim_args or optimizer not in ("sgd", "rmsprop"):
+        return 0
+    given = dict(part.split("=") for part in args.optim_args.replace(" ", "").split(","))
+    has_momentum = float(given.get("momentum", 0)) > 0
+    is_centered = given.get("centered", "").lower() in TRUE
+    return int(has_momentum) + int(is_centered)
 
 
 def _reference_kind(args: Any, *, has_adapter: bool) -> ReferenceKind:

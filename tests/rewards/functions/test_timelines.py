@@ -11,7 +11,7 @@ from qwenvl.rewards.functions import timelines
 from qwenvl.rewards.resolve import resolve
 from qwenvl.rewards.table import reading
 from qwenvl.rewards.values import inner_values
-from qwenvl.timeline import TimedStep, written_timeline
+from qwenvl.timeline import TimedStep, timeline_in, written_timeline
 
 TWO = "<answer>0-4 (1)\n4-8 (2)</answer>"
 BY_HAND = {  # answer, solution, value
@@ -251,3 +251,22 @@ def test_many_guesses_do_not_pay():
     guesses = "\n".join(f"{start}-{start + 0.9} ({step})" for start in range(10) for step in (1, 2))
     for name in ("timeline_iou", "segment_f1", "edit_score", "frame_accuracy"):
         assert value_of(name, guesses, TWO, duration=10.0) <= 0.2, name
+
+
+TABLE = """| # | start | end | step |
+|--|--|--|--|
+| 1 | 0 | 3 | (2) bolt |
+| 2 | 3.5 | 0:07 | **(1) take** |"""
+
+
+@pytest.mark.parametrize("solution", [TABLE, "**Step 2:0-3**; **Step 1**: 3.5-0:07"])
+def test_a_solution_may_have_every_form_that_an_answer_may_have(solution):
+    assert timelines.check_timeline(solution) is None
+    assert value_of("segment_f1", "0-3 (2); 3.5-7 (1)", solution) == 1
+
+
+@pytest.mark.parametrize("headings", ["start_frame | end_frame", "start (min) | end (min)", "start % | end %"])
+def test_columns_of_other_units_are_no_seconds(headings):
+    table = f"| {headings} | step |\n|--|--|--|\n| 0 | 3 | (2) bolt |"
+    assert timeline_in(table) == []
+    assert timelines.check_timeline(table) is not None
