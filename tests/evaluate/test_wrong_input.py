@@ -17,7 +17,7 @@ from tests.made_clips import write_clip
     [
         ("probe ./none example", 2, "error: ./none: no such folder"),
         ("probe MODEL exampel", 2, "error: dataset_use: no data set 'exampel' in .*: did you mean example"),
-        ("probe MODEL example --pass_by accuracyy", 2, "--pass_by accuracyy: no such reward here; did you mean accuracy"),
+        ("probe MODEL example --pass_by accuracyy", 2, "--pass_by accuracyy: no such reward here; did you mean acc"),
         ("probe MODEL example --pass_at 2", 2, "--pass_at 2: expected above 0 and at most 1 of accuracy"),
         ("probe MODEL example --reward_funcs format cosine", 2, "none of the rewards format, cosine tells"),
         ("probe MODEL example --tools look", 1, '--tools: none of the 5 records has one clip and "evidence"'),

@@ -92,9 +92,8 @@ def test_a_run_whose_media_are_gone_ends(tmp_path):
 
 
 def test_the_command_of_a_run_is_noted_without_its_tokens(monkeypatch):
-    monkeypatch.setattr(
-        "sys.argv", ["/bin/qwenvl", "train", "--hub_token", "secret", "--hub-token=secret", "--stop_strings", "token", "3"]
-    )
+    tokens = ["--hub_token", "secret", "--hub-token=secret"]
+    monkeypatch.setattr("sys.argv", ["/bin/qwenvl", "train", *tokens, "--stop_strings", "token", "3"])
     facts = launch_facts()
     assert facts["command"] == "qwenvl train --hub_token ... --hub-token=... --stop_strings token 3"
     assert facts["hardware"].endswith("CPU cores") and facts["started"]
