@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from qwenvl.data.errors import BadMediaError, RecordError
 from qwenvl.data.options import SampleOptions
-from qwenvl.data.records.text import text_rows, whole_text
+from qwenvl.data.records.text import text_rows, whole_lines
 from qwenvl.data.records.timelines import span_between
 from qwenvl.failure import counted
 from qwenvl.files import plain_file
@@ -212,7 +212,7 @@ def folder_spans(folder: Path, clips: Sequence[str]) -> Iterator[LabelledSpan | 
                 f"path in the folder of labels, such as {folder / Path(first).with_suffix(LABEL_FILE)}"
             )
             continue
-        lines = whole_text(path).splitlines()
+        lines = whole_lines(path)
         lines = [line.strip() for line in lines]
         while lines and not lines[-1]:
             lines.pop()

@@ -140,6 +140,9 @@ def test_a_label_file_at_another_rate_than_its_clip_is_refused(folder, capsys):
     said = refused(capsys, "--answers", "labels", "--steps", "steps.txt")
     assert "labels/a.txt: has 15 labels, a line for each frame, and the clip has 30 frames in 3.0 s" in said
     assert "--label_fps 5" in said
+    Path("labels/b.txt").write_text("insert\u2028fan\n" * 15)  # 15 lines, though Unicode sees 30
+    assert "labels/b.txt: has 15 labels" in refused(capsys, "--answers", "labels", "--steps", "steps.txt")
+    Path("labels/b.txt").unlink()
     out = run(capsys, "--answers", "labels", "--steps", "steps.txt", "--label_fps", "5")
     assert solutions() == ["0.0-1.2 (1) insert fan\n1.2-3.0 (2) close lid"]
     assert "frame numbers count" not in out

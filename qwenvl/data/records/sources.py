@@ -30,7 +30,7 @@ from qwenvl.data.records.keys import (
     medium_in,
 )
 from qwenvl.data.records.parse import Row, Rows
-from qwenvl.data.records.text import BOM, decode_json, lower_suffixes, text_rows, whole_text
+from qwenvl.data.records.text import BOM, decode_json, lower_suffixes, text_rows, whole_lines
 from qwenvl.files import cache_root, require
 
 EXPECTED = "expected what --dataset_use takes, rows (a list of dicts or a data set of dicts) or a GRPODataset"
@@ -181,7 +181,7 @@ def _charades_rows(path: Path) -> Rows | None:
         first_line = file.read(4096).removeprefix(BOM).lstrip().partition(b"\n")[0]
         if "sentence" not in charades_row(first_line.decode("utf-8", "replace")):
             return None
-    lines = whole_text(path).splitlines()
+    lines = whole_lines(path)
     return _listed(path, [(str(i), charades_row(line)) for i, line in enumerate(lines, start=1) if line.strip()])
 
 

@@ -317,6 +317,15 @@ def whole_text(path: Path) -> str:
     return _utf8(plain_file(path).read_bytes(), str(path)).removeprefix("\ufeff")
 
 
+def whole_lines(path: Path) -> list[str]:
+    """The lines of such a file. Only ends of lines that editors write count, and no U+0085 or U+2028 within a name.
+
+    Raises:
+        RecordError, OSError: see ``whole_text``.
+    """
+    return re.split(r"\r\n|\n|\r", whole_text(path))
+
+
 def _utf8(data: bytes, where: str) -> str:
     """The text of bytes. RecordError: they are no UTF-8."""
     try:
