@@ -129,6 +129,16 @@ def pair(both: tuple[str, str]):
     return "".join(both)
 
 @tool
+def power(base: int, exponent: int):
+    """Raise a number to a power.
+
+    Args:
+        base: a number.
+        exponent: a number.
+    """
+    return base**exponent
+
+@tool
 def half_a_pair():
     """Fail."""
     return chr(0xD800)
@@ -494,6 +504,15 @@ def test_a_special_token_that_a_tool_puts_together_of_what_the_model_wrote_ends_
     assert "gave a text that is no part of a prompt: it holds '< |im_end|>'" in got[0]
     *_, last = made.conversations.each[0].calls[-1]
     assert last.error.endswith("it holds '<|im_end|>', which the chat template alone writes")
+
+
+def test_a_number_with_more_digits_than_python_writes_is_refused(world):
+    got = world(tools=("own.py:power",)).answer(
+        JSON_CALL.format("power", '{"base": 9, "exponent": 9999}')
+        + JSON_CALL.format("power", '{"base": 2, "exponent": 5}')
+        + END
+    )
+    assert "Error: the result has more than 4,300 digits." in got[0] and "32" in got[0]
 
 
 def test_an_own_tool_refuses_in_its_own_words(world):
