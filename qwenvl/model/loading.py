@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -340,7 +341,8 @@ def _chosen(layers: list[str], targets: list[str] | None) -> set[str]:
     return chosen
 
 
-_OTHER_KINDS = ("modules_to_save", "lora_magnitude", "lora_embedding", "lm_head.lora_", "lora_bias")
+# Names of weights that plain LoRA does not have. The last is the bias that LoraConfig(lora_bias=True) adds.
+_OF_OTHER_KINDS = re.compile(r"modules_to_save|lora_magnitude|lora_embedding|lm_head\.lora_|\.lora_B\..*bias\Z")
 
 
 @torch.no_grad()
@@ -375,18 +377,20 @@ def adapters_of(bare: nn.Module) -> dict[str, list[nn.Module]]:
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     found: dict[str, list[nn.Module]] = {}
-    others = [name for name, _ in bare.named_parameters() if any(kind in name for kind in _OTHER_KINDS)]
+    others = [name for name, _ in bare.named_parameters() if _OF_OTHER_KINDS.search(name)]
     for name, layer in bare.named_modules():
         if isinstance(layer, LoraLayer):
             # Experts are parameters with names of their own. Adapters on several of a module are nested wrappers.
             adapted = without_wrappers(f"{name}.{getattr(layer, 'parameter_name', 'weight')}")
             found.setdefault(adapted, []).append(layer)
+            if getattr(layer, "lora_variant", None):  # it computes otherwise, as activated LoRA does
+                others.append(name)
         elif isinstance(layer, BaseTunerLayer):
             others.append(name)
     if others:
         raise ValueError(
-            f"{others[0]}: only LoRA adapters of linear layers and experts are merged, no DoRA, no modules_to_save and "
-            "none of embeddings or head; merge_and_unload of peft merges others"
+            f"{others[0]}: only LoRA adapters of linear layers and experts are merged, no DoRA or other variant, no "
+            "biases, no modules_to_save and none of embeddings or head; merge_and_unload of peft merges others"
         )
     return found
 

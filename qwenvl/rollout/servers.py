@@ -86,8 +86,16 @@ class Server:
         return health
 
     def sample(self, request: SampleRequest) -> SampleAnswer:
-        """The server's completions of the prompts of a request. Raises what ``health`` does."""
-        return self._request("POST", "/sample", SampleAnswer, self.deadline, pack(request))
+        """The server's completions of the prompts of a request.
+
+        Raises:
+            ServerLostError: see ``health``.
+            ServerRefusedError: see ``health``, or the answer is none to the request.
+        """
+        answer = self._request("POST", "/sample", SampleAnswer, self.deadline, pack(request))
+        if problem := answer.problem(request):
+            raise ServerRefusedError(f"{self.address}: /sample: {problem}")
+        return answer
 
     def put(self, request: WeightsRequest) -> int | None:
         """Hands over a part of the weights. Returns the version that the server then has."""

@@ -13,13 +13,14 @@ of bytes. Nothing in it is executed when it is read, and numbers arrive to the b
 from __future__ import annotations
 
 import json
+import math
 import os
 import secrets
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import torch
 from safetensors import SafetensorError
@@ -27,7 +28,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from qwenvl.files import cache_root
-from qwenvl.types import SamplingParams
+from qwenvl.types import FinishReason, SamplingParams
 
 PROTOCOL = 8  # in each message: both sides must have the same
 TOKEN = "QWENVL_VLLM_TOKEN"  # the environment variable: a command line can be read by everybody on the machine
@@ -250,6 +251,29 @@ class SampleAnswer:
     cached_tokens: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
+
+    def problem(self, request: SampleRequest) -> str | None:
+        """Why this cannot be the answer to a request, or None: other weights, a wrong shape, or a forbidden token."""
+        if self.version != request.version:
+            return f"weights of version {self.version} sampled, and not of {request.version}"
+        size = request.group_size
+        wanted = len(request.prompts) * size
+        for name, rows in (("ids", self.ids), ("logprobs", self.logprobs), ("finish_reasons", self.finish_reasons)):
+            if len(rows) != wanted:
+                return f"{len(rows)} completions in {name}, and {wanted} were asked for"
+        banned = set(request.banned_ids)
+        for n, ids in enumerate(self.ids):
+            room = request.room_of(request.prompts[n // size])
+            logprobs = self.logprobs[n]
+            if not 1 <= len(ids) <= room:
+                return f"completion {n} has {len(ids)} tokens, and 1 to {room} were asked for"
+            if len(logprobs) != len(ids) or not all(map(math.isfinite, logprobs)):
+                return f"completion {n} has {len(ids)} tokens, and other than as many finite log-probs"
+            if forbidden := banned.intersection(ids):
+                return f"completion {n} has token {forbidden.pop()}, which is never to be sampled"
+            if self.finish_reasons[n] not in get_args(FinishReason):
+                return f"completion {n} has ended for no known reason: {self.finish_reasons[n]!r}"
+        return None
 
 
 @dataclass

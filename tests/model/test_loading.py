@@ -415,6 +415,8 @@ def adapted(model, **settings):
         {"modules_to_save": ["merger"]},
         {"target_modules": ["q_proj", "lm_head"]},
         {"target_modules": ["embed_tokens"]},
+        {"lora_bias": True},
+        {"alora_invocation_tokens": [5, 6]},
     ],
     ids=str,
 )

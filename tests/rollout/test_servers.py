@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gc
+import math
 import os
 import signal
 import socket
 import sys
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -52,6 +54,42 @@ def test_prompts_of_a_lost_server_go_to_another(scene, fault):
     one.faults = [fault]
     assert sample().boots == ({one.boot, two.boot} if fault in ("drop", "busy") else {two.boot})
     assert sum(len(request.prompts) for request in [*one.asked, *two.asked]) == 4
+
+
+ANSWERS_THAT_ARE_NONE = {
+    "version": (lambda answer: replace(answer, version=answer.version + 1), "weights of version"),
+    "one less": (lambda answer: replace(answer, ids=answer.ids[1:]), "7 completions in ids, and 8 were asked for"),
+    "one more": (lambda answer: replace(answer, logprobs=[*answer.logprobs, [0.0]]), "9 completions in logprobs"),
+    "empty": (lambda answer: changed(answer, [], []), "completion 0 has 0 tokens, and 1 to 8 were asked for"),
+    "long": (lambda answer: changed(answer, [7] * 9, [-1.0] * 9), "completion 0 has 9 tokens, and 1 to 8"),
+    "log-probs": (lambda answer: changed(answer, [7, 7], [-1.0]), "other than as many finite log-probs"),
+    "NaN": (lambda answer: changed(answer, [7], [math.nan]), "other than as many finite log-probs"),
+    "reason": (lambda answer: replace(answer, finish_reasons=["banana"] * 8), "no known reason: 'banana'"),
+}
+
+
+def changed(answer, ids, logprobs):
+    """The answer with another first completion."""
+    return replace(answer, ids=[ids, *answer.ids[1:]], logprobs=[logprobs, *answer.logprobs[1:]])
+
+
+@pytest.mark.parametrize("kind", ANSWERS_THAT_ARE_NONE)
+def test_an_answer_that_is_none_to_the_request_ends_the_engine(scene, kind):
+    (one,), _, sample = scene(1)
+    fault, message = ANSWERS_THAT_ARE_NONE[kind]
+    one.faults = [fault]
+    with pytest.raises(ServerRefusedError, match=f"{one.address}: /sample: .*{message}"):
+        sample()
+
+
+def test_a_forbidden_token_in_an_answer_ends_the_engine(scene, tiny_pair):
+    """The next pass would take a vision token for a clip."""
+    model, _ = tiny_pair(initializer_range=0.1)
+    (one,), _, sample = scene(1)
+    token = model.config.video_token_id
+    one.faults = [lambda answer: changed(answer, [7, token], [-1.0, -1.0])]
+    with pytest.raises(ServerRefusedError, match=f"completion 0 has token {token}, which is never to be sampled"):
+        sample()
 
 
 def test_a_server_that_does_not_answer_in_time_is_lost(monkeypatch):
