@@ -130,6 +130,8 @@ def _of_training(config: Any) -> Iterator[str]:
     """Problems of a ``GRPOConfig`` between the options of several rooms."""
     yield from _of_reference(config)
     yield from _of_ratio(config)
+    if config.temporal_contrast and config.async_rollouts:
+        yield not_with("--temporal_contrast", "--async_rollouts", "its second group cannot be sampled ahead")
     if config.tools and config.temporal_contrast:
         reason = "its second group would look at frames in the right order"
         yield not_with("--tools", "--temporal_contrast", reason)

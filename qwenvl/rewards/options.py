@@ -71,6 +71,7 @@ class ContrastOptions(Options):
         False,
         "Answer each video prompt a few more times with its frames in random order; where the ordered group is correct "
         "more often, its correct completions get a bonus. The name of the reward whose value 1 means that a completion "
-        "is correct, with arguments or without, as accuracy(bonus=0.5). The flag alone: accuracy.",
+        "is correct, with arguments or without, as accuracy(bonus=0.5). The flag alone: accuracy. Not with "
+        "--async_rollouts.",
         rows={None: ContrastArguments},
     )

@@ -111,9 +111,10 @@ class EngineOptions(Options):
     )
     vllm_deadline: float = option(
         600.0,
-        "Seconds that a server may take for the completions of a step, or for its weights, above 0. Later it counts "
-        "as lost, and the others are asked. Needs --rollout_engine vllm_server or vllm_colocate.",
-        above=0,
+        "Seconds that a server may take for the completions of a step, or for its weights, 1 to 86400 (a day). Later "
+        "it counts as lost, and the others are asked. Needs --rollout_engine vllm_server or vllm_colocate.",
+        least=1,
+        most=86400,
     )
     vllm_patience: float = option(
         300.0,

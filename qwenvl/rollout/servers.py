@@ -108,10 +108,14 @@ class Server:
 
     def _request(self, method: str, path: str, kind: type[Message], seconds: float, body: bytes = b"") -> Message:
         host, port = host_and_port(self.address)
+        try:
+            token = secret()
+        except Refusal as refusal:
+            raise ServerRefusedError(str(refusal)) from None
         started = time.monotonic()
         connection = HTTPConnection(host, port, timeout=seconds + MARGIN_SECONDS)
         try:
-            headers = {"Authorization": f"Bearer {secret()}", "Deadline": str(seconds)}
+            headers = {"Authorization": f"Bearer {token}", "Deadline": f"{seconds:.3f}"}
             connection.request(method, path, body, headers)
             answer = connection.getresponse()
             content = answer.read()
@@ -284,6 +288,10 @@ class ColocatedServer(Server):
         if self.sleeps:
             self._command.append("--sleeps")
         self._folder = tempfile.TemporaryDirectory(prefix="qwenvl-vllm-")
+        # The server needs this package, and none of those that may be installed beside it.
+        self._packages = Path(self._folder.name, "packages")
+        self._packages.mkdir()
+        (self._packages / "qwenvl").symlink_to(Path(__file__).parents[1], target_is_directory=True)
 
     def health(self) -> Health:
         """See ``Server.health``. The process is started where none runs, and the memory freed that this one caches."""
@@ -305,7 +313,7 @@ class ColocatedServer(Server):
                 stdin=subprocess.DEVNULL,
                 stdout=written,
                 stderr=subprocess.STDOUT,
-                env=_environment(self._device),
+                env=_environment(self._device, self._packages),
                 start_new_session=True,  # signals to the run are not for it: it ends with this process
             )
         self._process = process
@@ -345,10 +353,14 @@ def _end(process: subprocess.Popen) -> None:
     process.wait()
 
 
-def _environment(device: torch.device) -> dict[str, str]:
-    """The variables of this process without those of the run, with its own GPU as the only one."""
+def _environment(device: torch.device, packages: Path) -> dict[str, str]:
+    """The variables of this process without those of the run, with its own GPU as the only one.
+
+    Args:
+        packages: a folder that holds this package.
+    """
     own = {name: value for name, value in os.environ.items() if not name.startswith((*_OF_THE_RUN, *_OF_PYTHON))}
-    own["PYTHONPATH"] = str(Path(__file__).parents[2])
+    own["PYTHONPATH"] = str(packages)
     if device.type == "cuda":
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         number = device.index if device.index is not None else torch.cuda.current_device()

@@ -217,8 +217,6 @@ def build_rewards(
     functions = args.reward_funcs if functions is None else functions
     weights = args.reward_weights if weights is None else weights
     default_pair = functions is None and weights is None and not args.reward_model
-    if args.temporal_contrast and args.async_rollouts:
-        raise ValueError("--temporal_contrast: its second group cannot be sampled ahead; leave out --async_rollouts")
     # Where other rewards are named, a weight of the pair is handed on only if it was set, to be refused there.
     pair_weights = {}
     for name in ("format_reward_weight", "accuracy_reward_weight"):

@@ -18,6 +18,8 @@ from qwenvl.types import Speculation
 
 VLLM = "0.32.0"  # held to the trainer's numbers. scripts/serve_vllm.sh reads this line and installs it
 
+LARGEST_PORT = 65535
+
 # Read by vLLM when it is loaded. One process, so that the engine's death is the server's. The first of its two model
 # runners: the hooks were tried on no other.
 ENVIRONMENT = {
@@ -57,6 +59,8 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     for name in ("max_model_len", "max_num_seqs", "tensor_parallel_size"):
         if getattr(settings, name) < 1:
             parser.error(f"--{name} must be at least 1")
+    if not 0 <= settings.port <= LARGEST_PORT:
+        parser.error(f"--port must be at least 0 and at most {LARGEST_PORT}")
     if not 0 < settings.gpu_memory_utilization <= 1:
         parser.error("--gpu_memory_utilization must be above 0 and at most 1")
     if settings.cache_gb is not None and settings.cache_gb <= 0:
@@ -88,10 +92,16 @@ def main(argv: list[str] | None = None) -> None:
     except Refusal as refusal:
         sys.exit(f"error: {refusal}")
 
+    server = SamplingServer(settings.model, sleeps=settings.sleeps)
+    try:
+        web = Web((settings.host, settings.port), server, secret())
+    except OSError as error:
+        sys.exit(f"error: --host {settings.host} --port {settings.port}: {error.strerror or error}")
+    except Refusal as refusal:
+        sys.exit(f"error: {refusal}")
     from qwenvl.vllm_server.engine import Engine  # loads vLLM, which takes some seconds
 
-    server = SamplingServer(settings.model, sleeps=settings.sleeps)
-    with Web((settings.host, settings.port), server, secret()) as web:
+    with web:
         if settings.with_parent:
             threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
         threading.Thread(target=web.serve_forever, daemon=True).start()

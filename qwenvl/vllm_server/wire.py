@@ -57,10 +57,14 @@ def require(condition: bool, message: str) -> None:
 
 
 def secret() -> str:
-    """The token of each request: ``$QWENVL_VLLM_TOKEN``, else a random one in a file that only this user can read."""
+    """The token of each request: ``$QWENVL_VLLM_TOKEN``, else a random one in a file that only this user can read.
+
+    Raises:
+        Refusal: it has characters that no header of HTTP can have.
+    """
     given = os.environ.get(TOKEN)
     if given:
-        return given
+        return _in_a_header(given, f"${TOKEN}")
     path = cache_root() / "vllm-token"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -69,7 +73,17 @@ def secret() -> str:
             file.flush()
             with suppress(FileExistsError):  # another process was first
                 os.link(file.name, path)
-    return path.read_text()
+    return _in_a_header(path.read_text(encoding="utf-8", errors="replace"), str(path))
+
+
+def _in_a_header(token: str, where: str) -> str:
+    """A token without white space around it, such as the line end that an editor writes."""
+    stripped = token.strip()
+    require(
+        stripped.isascii() and stripped.isprintable() and bool(stripped),
+        f"{where}: the token must have printable characters of ASCII alone, such as letters and digits",
+    )
+    return stripped
 
 
 @contextmanager

@@ -220,6 +220,7 @@ def test_nothing_to_train_is_refused_but_not_with_lora(make):
             "activation_checkpointing_kwargs": {"use_reentrant": True},
             "gradient_checkpointing": True,
         },
+        {"temporal_contrast": True, "async_rollouts": 1, "rollout_engine": "vllm_server", "vllm_server": ["here:1"]},
         {"project": "lids"},
         {"greater_is_better": True, "eval_strategy": "steps"},
         {"ddp_static_graph": True},

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ from qwenvl.rollout.local import LocalEngine
 from qwenvl.rollout.options import EngineOptions
 from qwenvl.rollout.servers import ColocatedServer, Server, ServerLostError, ServerRefusedError, server_command
 from qwenvl.rollout.vllm import vllm_engine
-from qwenvl.vllm_server.wire import Health, SampleRequest, pack
+from qwenvl.vllm_server.wire import TOKEN, Health, SampleRequest, pack, secret
 from tests.rollout.served import WAYS, assert_same, engine_of, local_completions
 
 
@@ -234,15 +235,40 @@ def test_a_child_that_does_not_start_says_why():
     assert last == "there is no such model"
 
 
-def test_a_child_server_gets_the_gpu_of_the_trainer_and_no_variable_of_the_launcher(monkeypatch):
+def test_a_child_server_gets_the_gpu_of_the_trainer_and_no_variable_of_the_launcher(monkeypatch, tmp_path):
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("MASTER_ADDR", "here")
     monkeypatch.setenv("VIRTUAL_ENV", "/somewhere")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
-    assert not {"RANK", "MASTER_ADDR", "VIRTUAL_ENV"} & set(servers_module._environment(CPU))
-    assert servers_module._environment(torch.device("cuda", 1))["CUDA_VISIBLE_DEVICES"] == "6"
+    assert not {"RANK", "MASTER_ADDR", "VIRTUAL_ENV"} & set(servers_module._environment(CPU, tmp_path))
+    second = torch.device("cuda", 1)
+    assert servers_module._environment(second, tmp_path)["CUDA_VISIBLE_DEVICES"] == "6"
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    assert servers_module._environment(torch.device("cuda", 1))["CUDA_VISIBLE_DEVICES"] == "1"
+    assert servers_module._environment(second, tmp_path)["CUDA_VISIBLE_DEVICES"] == "1"
+
+
+def test_a_child_server_finds_this_package_and_no_other_beside_it():
+    """Beside an installed package are torch and the like, which vLLM has in versions of its own."""
+    server = ColocatedServer(["model"], CPU, command=COMMAND)
+    packages = Path(servers_module._environment(CPU, server._packages)["PYTHONPATH"])
+    assert [each.name for each in packages.iterdir()] == ["qwenvl"]
+    assert (packages / "qwenvl" / "vllm_server" / "__main__.py").is_file()
+
+
+@pytest.mark.parametrize("token", ["secret\nword", "секрет", " "])
+def test_a_token_that_no_header_can_have_is_refused_without_showing_it(monkeypatch, token):
+    monkeypatch.setenv(TOKEN, token)
+    with pytest.raises(ServerRefusedError) as refused:
+        Server("127.0.0.1:1").health()
+    assert f"${TOKEN}: the token must have printable characters of ASCII alone" in str(refused.value)
+    assert token.strip() not in str(refused.value) or not token.strip()
+
+
+def test_the_line_end_behind_a_token_does_not_count(monkeypatch, tmp_path):
+    monkeypatch.delenv(TOKEN, raising=False)
+    monkeypatch.setattr("qwenvl.vllm_server.wire.cache_root", lambda: tmp_path)
+    (tmp_path / "vllm-token").write_text("word\n")
+    assert secret() == "word"
 
 
 def test_options_become_the_command_of_a_colocated_server(monkeypatch, tmp_path, tiny_pair):

@@ -97,6 +97,8 @@ def test_an_installation_that_fails_is_reported_and_tried_again(run, tmp_path):
 def test_wrong_arguments_are_refused_before_the_environment_is_made(run, tmp_path):
     status, said = done(run("tiny", "--max_model_len", "0"))
     assert status == 2 and "--max_model_len" in said
+    status, said = done(run("tiny", "--port", "70000"))
+    assert status == 2 and "--port must be at least 0 and at most 65535" in said
     status, said = done(run("tiny", "--speculative", "ngram:0"))
     assert status == 2 and "--speculative: expected ngram:TOKENS" in said
     status, said = done(run("--help"))
