@@ -133,7 +133,8 @@ class SamplingServer:
             require(
                 0 < len(prompt.ids) <= most - new,
                 f"prompts[{number}]: {len(prompt.ids)} tokens and {new} new ones exceed the server's --max_model_len "
-                f"{most}",
+                f"{most}. Start it with a larger one, if the model has as many positions, or train with "
+                "--max_prompt_length, which also sets it for --rollout_engine vllm_colocate",
             )
         return replace(engine.sample(request, salt=f"{self.boot}-{request.version}"), boot=self.boot)
 
