@@ -36,7 +36,7 @@ serve() { # until it ends for another reason than a failed engine
     trap 'kill -INT "$server" 2>/dev/null; wait "$server"; exit 130' INT
     while true; do
         started=$SECONDS status=0
-        "$ENV/bin/python" -m qwenvl.vllm_server "$@" --with_parent &
+        "$ENV/bin/python" -m qwenvl.vllm_server "$@" --with_parent $$ &
         server=$!
         wait "$server" || status=$?
         # 137, 139, ...: a signal ended it, such as that of a machine without memory.

@@ -142,8 +142,11 @@ class KlArguments(Options):
 class CorrectionArguments(Options):
     """The bounds of an importance correction."""
 
-    max: float = option(3.0, "Largest weight, above 0. Less: less noise, more bias.", above=0)
-    min: float | None = option(None, "Smallest weight, above 0 and below max.", unset="no such bound", above=0)
+    # A token that the policy itself would have drawn has the weight 1, and is always trained on.
+    max: float = option(3.0, "Largest weight, at least 1. Less: less noise, more bias.", least=1)
+    min: float | None = option(
+        None, "Smallest weight, above 0 and at most 1, and below max.", unset="no such bound", above=0, most=1
+    )
 
     def problems(self) -> Iterator[str]:
         if self.min is not None and self.min >= self.max:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from functools import cache
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -31,7 +32,7 @@ def require_model(path: str | Path) -> None:
         raise FileNotFoundError(f"{name}: a file; expected the folder of a model, or its name on the hub")
     if Path(name).is_dir():
         return
-    if name.startswith(("/", ".", "~")) or name.strip("/").count("/") != 1:
+    if not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", name, re.ASCII):
         expected = "one that holds a checkpoint, or a name on the hub, as Qwen/Qwen3.5-4B"
         raise FileNotFoundError(f"{name}: no such folder; expected {expected}")
     problem = hub_problem()

@@ -232,7 +232,8 @@ class PixelScale:
         # Mean and standard deviation are scaled, not the pixels: the fused form that processors use, to the last bit.
         mean = torch.tensor(self.mean, device=patches.device).mul(1 / self.rescale)[:, None]
         std = torch.tensor(self.std, device=patches.device).mul(1 / self.rescale)[:, None]
-        channels = patches.float().unflatten(1, (len(self.mean), -1))  # patches x channels x values of one
+        values = patches.to(torch.float32, copy=True)  # of our own, which is written into
+        channels = values.unflatten(1, (len(self.mean), -1))  # patches x channels x values of one
         return channels.sub_(mean).div_(std).flatten(1)
 
 

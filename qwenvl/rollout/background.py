@@ -246,7 +246,7 @@ class BackgroundEngine:
                 step = PendingStep(version, seed)
                 step.answer.set_result([_rollout(plain) for plain in batches])
                 self._pending.append(step)
-        except (pickle.UnpicklingError, RuntimeError, EOFError, TypeError, ValueError) as error:
+        except (pickle.UnpicklingError, RuntimeError, EOFError, TypeError, ValueError, KeyError) as error:
             raise ValueError(f"{path}: expected completions that were sampled ahead, found: {error}") from None
 
     def close(self) -> None:

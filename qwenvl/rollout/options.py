@@ -286,6 +286,7 @@ def host_and_port(address: str) -> tuple[str, int]:
         port = parts.port
     except ValueError:
         host = port = None
-    if not host or not port or parts.scheme not in ("", "http") or parts.path.strip("/"):
+    has_more = host and (parts.path.strip("/") or parts.query or parts.fragment or parts.username)
+    if not host or not port or parts.scheme not in ("", "http") or has_more:
         raise ValueError(f"{address!r} is no address of a server: expected HOST:PORT, such as 127.0.0.1:8200")
     return host, port

@@ -284,7 +284,7 @@ class ColocatedServer(Server):
         self._device = device
         self._process: subprocess.Popen | None = None
         program = server_command() if command is None else command
-        self._command = [*program, *arguments, "--port", "0", "--with_parent"]
+        self._command = [*program, *arguments, "--port", "0", "--with_parent", str(os.getpid())]
         if self.sleeps:
             self._command.append("--sleeps")
         self._folder = tempfile.TemporaryDirectory(prefix="qwenvl-vllm-")

@@ -6,6 +6,7 @@ The script reads the command line with a Python that has no torch, before it mak
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
 import threading
@@ -53,7 +54,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--tensor_parallel_size", type=int, default=1, help="GPUs that share the model (not run so far) [%(default)s]")
     add("--compiled", action="store_true", help="compile the model and use CUDA graphs (not run so far)")
     add("--sleeps", action="store_true", help="can release its GPU memory between samplings (not run so far)")
-    add("--with_parent", action="store_true", help="end when the process that started this one has ended")
+    add("--with_parent", type=int, metavar="PID", help="end when this process has ended, which started this one")
     add("--ready_file", help="written when the server is ready: its address")
     settings = parser.parse_args(argv)
     for name in ("max_model_len", "max_num_seqs", "tensor_parallel_size"):
@@ -63,8 +64,10 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         parser.error(f"--port must be at least 0 and at most {LARGEST_PORT}")
     if not 0 < settings.gpu_memory_utilization <= 1:
         parser.error("--gpu_memory_utilization must be above 0 and at most 1")
-    if settings.cache_gb is not None and settings.cache_gb <= 0:
+    if settings.cache_gb is not None and not 0 < settings.cache_gb < math.inf:
         parser.error("--cache_gb must be above 0")
+    if settings.ready_file and not Path(settings.ready_file).absolute().parent.is_dir():
+        parser.error(f"--ready_file {settings.ready_file}: no such folder")
     return settings
 
 
@@ -78,6 +81,8 @@ def _speculation(text: str) -> Speculation:
 def main(argv: list[str] | None = None) -> None:
     """Serves until it is stopped. Exit status 75 asks for a restart."""
     settings = parse(argv)
+    if settings.with_parent is not None:  # now: it may end while vLLM is loaded, which takes some seconds
+        threading.Thread(target=_end_with_parent, args=(settings.with_parent,), daemon=True).start()
     _require_pinned_vllm()
     import torch
     from transformers import AutoConfig
@@ -86,11 +91,11 @@ def main(argv: list[str] | None = None) -> None:
     from qwenvl.vllm_server.wire import Refusal, secret
 
     os.environ |= ENVIRONMENT if torch.cuda.is_available() else ENVIRONMENT | ON_CPU
-    config = AutoConfig.from_pretrained(settings.model)
     try:
+        config = AutoConfig.from_pretrained(settings.model)
         require_family(config.model_type)
-    except Refusal as refusal:
-        sys.exit(f"error: {refusal}")
+    except (OSError, ValueError, Refusal) as error:
+        sys.exit(f"error: {settings.model}: {' '.join(str(error).split())}")
 
     server = SamplingServer(settings.model, sleeps=settings.sleeps)
     try:
@@ -102,8 +107,6 @@ def main(argv: list[str] | None = None) -> None:
     from qwenvl.vllm_server.engine import Engine  # loads vLLM, which takes some seconds
 
     with web:
-        if settings.with_parent:
-            threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
         threading.Thread(target=web.serve_forever, daemon=True).start()
         server.load(lambda: Engine(settings, config))
         print(f"ready at {web.url}", flush=True)

@@ -151,7 +151,7 @@ def test_learning_rates_that_follow_the_reward_fall_when_the_reward_falls(make):
         ),
         (
             {"importance_correction": "token_mask(max=-1)", "async_rollouts": 1},
-            "--importance_correction: max must be above 0, got -1",
+            "--importance_correction: max must be at least 1, got -1",
         ),
         ({"loss_type": "grpo(delta=0.5)"}, "--loss_type: delta must be above 1, got 0.5"),
         ({"loss_type": "gspo(ratio=word)"}, "--loss_type: ratio must be one of token, sequence, sequence_token, "),
@@ -357,8 +357,8 @@ def test_fsdp_is_a_switch_in_a_settings_file_too(tmp_path):
 def test_a_correction_is_for_engines_with_weights_of_their_own(make, monkeypatch):
     monkeypatch.setattr(EngineOptions, "engine_has_own_weights", True)
     make(importance_correction="sequence_mask(min=0.5)", loss_type="grpo(off_policy_mask=0.1)")
-    message = refusal(make, importance_correction="token_mask(min=3)")
-    assert message == "--importance_correction: min must be below max, 3, got 3"
+    message = refusal(make, importance_correction="token_mask(min=1, max=1)")
+    assert message == "--importance_correction: min must be below max, 1, got 1"
     message = refusal(make, importance_correction="token_mask", loss_type="vespo")
     assert "--importance_correction cannot be used with --loss_type vespo" in message
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import threading
 
 import pytest
@@ -161,7 +162,9 @@ def test_completions_sampled_ahead_are_kept_in_a_file(held, tmp_path):
     assert (kept.texts, kept.finish_reasons) == (own.texts, own.finish_reasons)
     other.load(tmp_path / "none")
     assert other.waiting == 0
-    for content in (b"", b"no such file", bytes(100)):
+    older = io.BytesIO()
+    torch.save([(1, 2, [{"texts": []}])], older)  # without what a later version keeps
+    for content in (b"", b"no such file", bytes(100), older.getvalue()):
         (tmp_path / "kept").write_bytes(content)
         with pytest.raises(ValueError, match="kept: expected completions that were sampled ahead, found"):
             other.load(tmp_path / "kept")

@@ -9,7 +9,8 @@ from qwenvl.rollout.options import host_and_port
 def test_addresses_are_read_as_host_and_port():
     assert host_and_port("127.0.0.1:8200") == ("127.0.0.1", 8200) == host_and_port("http://127.0.0.1:8200/")
     assert host_and_port("[::1]:8200") == ("::1", 8200)
-    for wrong in ("127.0.0.1", ":80", "host:port", "", "https://host:80", "host:80/v1", "[::1:80"):
+    more = ("host:80/v1", "[::1:80", "host:80?x=1", "me@host:80")
+    for wrong in ("127.0.0.1", ":80", "host:port", "", "https://host:80", *more):
         with pytest.raises(ValueError, match="expected HOST:PORT"):
             host_and_port(wrong)
 

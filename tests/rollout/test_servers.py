@@ -231,7 +231,7 @@ def test_a_child_that_does_not_start_says_why():
         server.health()
     assert "did not start: status 1" in str(raised.value)
     first, last = str(raised.value).splitlines()[-2:]
-    assert first.startswith("started with broken --dtype float32 --port 0 --with_parent --ready_file")
+    assert first.startswith(f"started with broken --dtype float32 --port 0 --with_parent {os.getpid()} --ready_file")
     assert last == "there is no such model"
 
 
@@ -285,6 +285,6 @@ def test_options_become_the_command_of_a_colocated_server(monkeypatch, tmp_path,
     (server,) = engine._servers.servers
     words = "some/model --dtype bfloat16 --gpu_memory_utilization 0.3 --max_model_len 700 --speculative ngram:4"
     assert server._command[:3] == [str(tmp_path / "bin" / "python"), "-m", "qwenvl.vllm_server"]
-    assert server.sleeps and " ".join(server._command[3:]) == f"{words} --port 0 --with_parent --sleeps"
+    assert server.sleeps and " ".join(server._command[3:]) == f"{words} --port 0 --with_parent {os.getpid()} --sleeps"
     with pytest.raises(ValueError, match="this model is of none"):
         vllm_engine(options, local, model="", device=CPU, **given)

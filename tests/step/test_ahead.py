@@ -263,7 +263,7 @@ def test_the_policys_own_engine_and_a_second_group_are_refused(make_trainer, mon
     with pytest.raises(ValueError, match=r"--async_rollouts 1 needs --rollout_engine vllm_server"):
         make_trainer(async_rollouts=1)
     monkeypatch.setattr(EngineOptions, "engine_has_own_weights", True)
-    with pytest.raises(ValueError, match="--temporal_contrast .*sampled ahead"):
+    with pytest.raises(ValueError, match=r"--temporal_contrast .*sampled ahead"):
         make_trainer(temporal_contrast=True, async_rollouts=1)
     monkeypatch.setattr(kernels, "server_engine", lambda args, policy, local: local)
     with pytest.raises(ValueError, match=r"--async_rollouts 1: SharedPrefixEngine can't sample while"):

@@ -31,7 +31,8 @@ class ServerProcess:
         self.model, self.log = model, folder / "server.log"
         ready = folder / "ready"
         ready.unlink(missing_ok=True)
-        command = [python, "-m", "qwenvl.vllm_server", model, "--port", "0", *SMALL, "--with_parent", *flags]
+        own = ["--port", "0", "--with_parent", str(os.getpid())]
+        command = [python, "-m", "qwenvl.vllm_server", model, *SMALL, *own, *flags]
         environment = {name: value for name, value in os.environ.items() if not name.startswith("VIRTUAL_ENV")}
         with self.log.open("w") as log:
             self.process = subprocess.Popen(

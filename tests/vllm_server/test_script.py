@@ -99,6 +99,10 @@ def test_wrong_arguments_are_refused_before_the_environment_is_made(run, tmp_pat
     assert status == 2 and "--max_model_len" in said
     status, said = done(run("tiny", "--port", "70000"))
     assert status == 2 and "--port must be at least 0 and at most 65535" in said
+    status, said = done(run("tiny", "--cache_gb", "nan"))
+    assert status == 2 and "--cache_gb must be above 0" in said
+    status, said = done(run("tiny", "--ready_file", "none/ready"))
+    assert status == 2 and "--ready_file none/ready: no such folder" in said
     status, said = done(run("tiny", "--speculative", "ngram:0"))
     assert status == 2 and "--speculative: expected ngram:TOKENS" in said
     status, said = done(run("--help"))
@@ -124,3 +128,9 @@ def test_the_server_ends_with_its_script(run, tmp_path):
     assert done(process)[0] == 143
     with pytest.raises(ProcessLookupError):
         os.kill(server, 0)
+
+
+def test_a_server_ends_whose_parent_has_ended_before_it_looks():
+    """While vLLM is loaded, which takes seconds, the run may be killed."""
+    program = "from qwenvl.vllm_server.__main__ import _end_with_parent; _end_with_parent(2**22 + 1)"
+    assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == 0
