@@ -39,6 +39,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     args.output_dir = args.output_dir or Path("runs", args.kind.folder_name)
     if args.only_data:
+        of_a_run = (args.steps, args.clips, args.family)
+        if args.kind is not Demo or any(each is not None for each in of_a_run):
+            parser.error("--only-data trains nothing: leave out --steps, --clips, --family, --look and --timeline")
         with told_to_the_user("qwenvl demo"):
             make_labelled_folder(args.output_dir, seed=args.seed)
         print(f"{args.output_dir}: clips/ with ten clips, steps.txt, labels.csv, question.txt")

@@ -28,10 +28,11 @@ from qwenvl.data.views import SHOWN, View, changed_by, reads_completions, unchan
 from qwenvl.failure import counted
 from qwenvl.grpo.options import TeacherOptions
 from qwenvl.model.loading import four_bit_settings, load_model, require_four_bit, resolve_attention
-from qwenvl.option import name_of_row, was_set
+from qwenvl.option import name_of_row, row_of, was_set
 from qwenvl.rewards import Rubric
+from qwenvl.step.contrast import NAME as TEMPORAL_CONTRAST
 from qwenvl.step.pipeline import correctness_of, rubric_of
-from qwenvl.types import Record
+from qwenvl.types import TOTAL, Record
 
 logger = logging.getLogger(__name__)
 
@@ -213,7 +214,11 @@ def weight_dtype(args: GRPOConfig, frozen: bool) -> torch.dtype:
 def build_rewards(
     args: GRPOConfig, functions: str | Callable | Sequence[str | Callable] | None, weights: Sequence[float] | None
 ) -> Rubric:
-    """The rubric of a run: ``functions`` with ``weights``, or what the flags name."""
+    """The rubric of a run: ``functions`` with ``weights``, or what the flags name.
+
+    Raises:
+        ValueError: a flag names a reward that the rubric does not have, or has no effect on those that it has.
+    """
     functions = args.reward_funcs if functions is None else functions
     weights = args.reward_weights if weights is None else weights
     default_pair = functions is None and weights is None and not args.reward_model
@@ -228,6 +233,14 @@ def build_rewards(
     asked = {*rubric.names, correctness_of(args)}
     if was_set(args, "response_format") and asked.isdisjoint({"format", "strict_format"}):
         raise ValueError("--response_format has no effect: only format and strict_format read it")
+    chosen = row_of(args, "filter_groups")
+    if chosen is not None and chosen.name:
+        known = [TOTAL, *rubric.names]
+        if args.temporal_contrast:
+            known.append(TEMPORAL_CONTRAST)
+        if chosen.name not in known:
+            expected = f"give one of {', '.join(known)}"
+            raise ValueError(f"--filter_groups {chosen.name}: no such reward in this run; {expected}")
     return rubric
 
 

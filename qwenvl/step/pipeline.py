@@ -30,7 +30,6 @@ from qwenvl.rollout.engine import EngineWithWeights, RolloutEngine
 from qwenvl.rollout.options import SamplingOptions
 from qwenvl.step.ahead import SampleAhead
 from qwenvl.step.compare import Advantages, Compare, GroupAdvantages, no_advantages
-from qwenvl.step.contrast import NAME as TEMPORAL_CONTRAST
 from qwenvl.step.contrast import TemporalContrast
 from qwenvl.step.count import Count
 from qwenvl.step.encode import Encode, EncodeLooks
@@ -109,7 +108,7 @@ def build_pipeline(
 
     groups: Stage[PromptBatch, Scored] = ScoredGroups(sampler, with_contrast(args, policy, sample, score))
     if row_of(args, "filter_groups") is not None and dataset is not None:
-        groups = with_refill(args, groups, dataset, collate, score.rubric.names, sample.processes)
+        groups = with_refill(args, groups, dataset, collate, sample.processes)
 
     changes: tuple[Stage[Scored, Scored], ...] = ()
     if args.kl_in_reward and reference is not None:
@@ -219,7 +218,6 @@ def with_refill(
     groups: Stage[PromptBatch, Scored],
     dataset: Dataset,
     collate: GRPOCollator,
-    rewards: Sequence[str],
     processes: Processes,
 ) -> Refill:
     """The stages that sample and score, with other groups in the places of those that ``--filter_groups`` replaces.
@@ -227,22 +225,15 @@ def with_refill(
     Args:
         groups: samples and scores prompts.
         dataset, collate: what to train on.
-        rewards: the names of the rewards of the run.
 
     Raises:
-        ValueError: there is no such reward, or the data set can't be drawn from by number.
+        ValueError: the data set can't be drawn from by number.
     """
     if not isinstance(dataset, GRPODataset):
         raise ValueError("--filter_groups needs a GRPODataset, as load_dataset makes it")
     chosen = row_of(args, "filter_groups")
     assert chosen is not None
     by = chosen.name or TOTAL
-    names = [TOTAL, *rewards]
-    if args.temporal_contrast:
-        names.append(TEMPORAL_CONTRAST)
-    if by not in names:
-        raise ValueError(f"--filter_groups {by}: no such reward in this run; give one of {', '.join(names)}")
-
     rounds = chosen.arguments.max_rounds
     prompts_of_process = args.per_device_train_batch_size * args.gradient_accumulation_steps
     order = RefillOrder(

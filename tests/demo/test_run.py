@@ -99,7 +99,12 @@ def test_a_folder_that_the_demo_did_not_make_is_never_removed(tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("flags", "message"),
-    [(["--clips", "7"], "at least 8"), (["--steps", "0"], "at least 1")],
+    [
+        (["--clips", "7"], "at least 8"),
+        (["--steps", "0"], "at least 1"),
+        (["--only-data", "--timeline"], "--only-data trains nothing: leave out --steps, --clips, --family, --look and"),
+        (["--only-data", "--steps", "3"], "--only-data trains nothing"),
+    ],
 )
 def test_too_few_clips_or_steps_are_refused(flags, message, capsys):
     with pytest.raises(SystemExit):

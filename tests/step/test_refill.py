@@ -7,7 +7,9 @@ from collections import defaultdict
 import pytest
 import torch
 
+from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.run_log.log import read_rollouts
+from qwenvl.step.assemble import build_rewards
 from qwenvl.step.groups import join_rewards, rewards_of_rows
 from qwenvl.types import RewardBatch
 from tests.train.conftest import letters, logged
@@ -128,8 +130,11 @@ def test_where_no_group_is_replaced_the_run_is_that_without_the_flag(make_traine
 
 
 def test_filter_groups_by_an_unknown_reward_is_refused(make_trainer):
-    with pytest.raises(ValueError, match="--filter_groups accurate: no such reward in this run; give one of total"):
+    message = "--filter_groups accurate: no such reward in this run; give one of total"
+    with pytest.raises(ValueError, match=message):
         make_trainer(filter_groups="accurate")
+    with pytest.raises(ValueError, match=message):  # before anything is loaded, and in a dry run
+        build_rewards(GRPOConfig(use_cpu=True, filter_groups="accurate"), None, None)
 
 
 def test_bad_samples_are_counted_and_not_replaced(make_trainer, sop_data, tmp_path):

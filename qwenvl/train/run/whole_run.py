@@ -181,10 +181,13 @@ def next_steps(args: GRPOConfig, found: Sequence[Finding], scored: bool = True) 
     commands = []
     if {each.code for each in found} & {rule.__name__ for rule in RULES}:
         shown = changed_flags(args, (ReadingOptions, FrameOptions, PromptOptions), without=SKIPS)
+        if args.tools:
+            shown += ["--tools", *args.tools]
         commands.append(_command(["preview", data, "--n", "8", "--model", base, *shown], "what does the model see?"))
     if not scored:
         groups = (ReadingOptions, FrameOptions, PromptOptions, ToolOptions, RewardOptions)
-        asked = changed_flags(args, groups, ("use_cpu", "generation_max_length"), without=SKIPS)
+        more = ("use_cpu", "generation_max_length", "teacher", "teacher_sees")
+        asked = changed_flags(args, groups, more, without=SKIPS)
         commands.append(_command(["probe", base, data, *asked], "can it learn from these records?"))
         warmup = ["warmup", "--model_name_or_path", base, "--dataset_use", data, "--output_dir", f"{folder}-warm"]
         commands.append(_command([*warmup, *alike], "teach it the answers first"))

@@ -73,6 +73,13 @@ def test_the_next_commands_follow_from_adapter_and_findings(lora, codes):
     assert shown == expected
 
 
+def test_the_next_commands_show_the_prompts_of_the_run_and_of_its_teacher():
+    args = settings_of(tools=["look"], teacher="reference", teacher_sees="frames(16)")
+    assert "--n 8 --model base --tools look   # " in next_steps(args, [Finding("equal_rewards", "", "")])[0]
+    asked = next_steps(args, [], scored=False)[0]
+    assert "--tools look --teacher reference --teacher_sees 'frames(16)'   # can it learn" in asked
+
+
 def test_a_run_without_a_right_answer_is_followed_by_a_probe_and_a_warm_up():
     args = settings_of(video_max_frames=4, use_cpu=True, reward_funcs=["format", "accuracy"], on_bad_sample="skip")
     assert next_steps(args, [], scored=False) == [
