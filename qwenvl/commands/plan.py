@@ -182,7 +182,12 @@ def lines(plan: Plan, options: PlanOptions) -> Iterator[str]:
     for flags, costs, lower in found:
         fits = ", which fits" if reserved(lower) <= plan.room else ""
         yield f"  {flags} gives {amount(reserved(lower))}{fits}; it costs {costs}"
-    yield "Plan again with --lora_enable, a smaller --grpo_sample_size or --gpus 8 --engine zero3 to see their savings"
+    further = ["a smaller --grpo_sample_size"]
+    if not job.rank:
+        further.append("--lora_enable")
+    if options.gpus == 1:
+        further.append("--gpus 8 --engine zero3")
+    yield f"Plan again with {' or '.join(further)} to see what that saves"
 
 
 if __name__ == "__main__":

@@ -130,7 +130,9 @@ def not_taken(root: Path, clips: Sequence[str], ours: Iterable[Any]) -> Iterator
     if endings:
         ordered = sorted(endings.items(), key=lambda each: (-each[1], each[0]))
         shown = ", ".join(f"{count:,} {beginning(visible(ending), 20)}" for ending, count in ordered[:SHOWN])
-        yield f"  {counted(endings.total(), 'file')} that are no clips by their endings, left out: {shown}"
+        total = endings.total()
+        are_none = "that is no clip by its ending" if total == 1 else "that are no clips by their endings"
+        yield f"  {counted(total, 'file')} {are_none}, left out: {shown}"
     if hidden:
         yield f"  {counted(len(hidden), 'hidden file')}, left out"
     if linked:

@@ -488,8 +488,7 @@ def require_four_bit(device: torch.device | str) -> None:
     """
     if torch.device(device).type != "cuda":
         raise ValueError(
-            "--load_in_4bit needs a CUDA device: the 4-bit products of bitsandbytes are kernels of a GPU; leave it out "
-            "or take bfloat16 weights (--bf16 True)"
+            "--load_in_4bit needs a CUDA device: the 4-bit products of bitsandbytes are kernels of a GPU; leave it out"
         )
     require("bitsandbytes", "qlora")
 

@@ -24,6 +24,7 @@ def test_a_plan_prints_lengths_memory_and_remedies(flags, capsys):
     assert main([*flags, "--grpo_sample_size", "8", "--gpu_memory", "0.0001"]) == 3
     out = capsys.readouterr().out
     assert "prompts of 8 records: " in out and "tokens (median)" in out and "It does not fit: " in out
+    assert "Plan again with a smaller --grpo_sample_size or --lora_enable or --gpus 8 --engine zero3 to see" in out
     assert "--gradient_checkpointing True gives " in out and "it costs about a fifth more time" in out
     for part in ("weights", "optimizer", "reference", "activations", "in all"):
         assert f"\n  {part}" in out
