@@ -25,14 +25,17 @@ COUNTED = {
 
 
 def warnings_of(run: Run) -> list[Finding]:
-    """The warnings of a run by its rows: of the rules by which the run itself warns, at its last row, and of trends."""
+    """The warnings of a run by its rows: of the rules by which the run itself warns, at its last row, and of trends.
+
+    Of a run that goes on, or was killed, they are those that it has printed so far.
+    """
     found = []
     not_finite = _not_finite(run)
     if not_finite is not None:
         found.append(not_finite)
     of_trends = list(_of_trends(run))
     falls = any(each.code == "reward_falls" for each in of_trends)
-    for each in findings(run.history(), ended=True):
+    for each in findings(run.history(), ended=run.finished is not None):
         if not (falls and each.code == "reward_flat"):  # a reward that falls has not risen either
             found.append(each)
     return found + of_trends

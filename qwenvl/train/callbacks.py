@@ -15,6 +15,7 @@ from accelerate.utils import gather_object
 from transformers import TrainerCallback, TrainerState
 from transformers.integrations import get_available_reporting_integrations, integration_utils
 from transformers.trainer_callback import ProgressCallback
+from transformers.trainer_utils import IntervalStrategy
 
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.config.settings import prompts_per_step
@@ -89,6 +90,11 @@ class RunFolder(TrainerCallback):
                     f"{args.output_dir}: goes back to step {state.global_step}; the later checkpoints, of other "
                     f"weights, are now {names}: delete them if you need them no more"
                 )
+
+    def on_step_end(self, args, state, control, **kwargs):
+        """Have the last step logged: with ``logging_steps`` above 1 the numbers since the last entry would be lost."""
+        if args.logging_strategy == IntervalStrategy.STEPS and state.global_step >= state.max_steps:
+            control.should_log = True
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         """Write one row of metrics."""

@@ -105,3 +105,13 @@ def test_tensorboard_and_trackio_have_all_that_the_run_folder_has(make_trainer, 
     assert len(runs) == 1 and runs == {trainer.args.run_name}, "the evaluation after training is of the same run"
     first = read_metrics(folder, "train")[0]
     assert rows[0]["train/reward/total"] == pytest.approx(first["reward/total"])
+
+
+@pytest.mark.parametrize(("strategy", "steps"), [("steps", [2, 3]), ("no", [])])
+def test_the_steps_behind_the_last_full_interval_are_logged(make_trainer, tmp_path, strategy, steps):
+    made = make_trainer(max_steps=3, logging_strategy=strategy, **({"logging_steps": 2} if steps else {}))
+    made.train()
+    rows = [row for row in read_metrics(tmp_path / "run") if "loss" in row]
+    assert [row["step"] for row in rows] == steps
+    if rows:
+        assert [row["group/count"] for row in rows] == [2 * rows[1]["group/count"], rows[1]["group/count"]]

@@ -20,6 +20,7 @@ import psutil
 import torch
 from accelerate.utils import reduce
 from transformers import TrainerCallback
+from transformers.trainer_utils import IntervalStrategy
 
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.failure import has_failed, told_before
@@ -130,6 +131,8 @@ class StopOnSignal(TrainerCallback):
             self.stopped_by = signal.Signals(int(number)).name
             self.step = state.global_step
             control.should_save = True
+            if self._args.logging_strategy == IntervalStrategy.STEPS:
+                control.should_log = True  # the numbers since the last entry
             control.should_training_stop = True
 
     def _receive(self, number: int, frame: Any) -> None:

@@ -67,6 +67,7 @@ def test_a_signal_while_a_checkpoint_is_saved_ends_the_run_with_it(make_trainer,
     assert ended.value.code == 0
     assert f"stopped by SIGTERM after step 1, saved as {tmp_path}/checkpoint-1: --resume auto" in capfd.readouterr().err
     assert "finished" not in read_config(tmp_path)
+    assert [row["step"] for row in read_metrics(tmp_path) if "loss" in row] == [1]
     resumed = make_trainer(resume="auto", **settings)
     resumed.train()
     assert resumed.state.global_step == last_step
